@@ -12,6 +12,7 @@
 namespace driver {
 
 constexpr int GPUS = 4;
+constexpr size_t MOST = 1024;
 enum Result { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, CAPTURED = 900 };
 using Work = std::function<void()>;
 using Graph = std::vector<Work>;
@@ -60,8 +61,10 @@ struct Stream {
         }
     }
 
+    // As many launches as CUDA has room for wait; one more waits for them.
     void add(Work next) {
-        std::lock_guard<std::mutex> lock(mutex);
+        std::unique_lock<std::mutex> lock(mutex);
+        changed.wait(lock, [this] { return recording || work.size() < MOST; });
         if (recording) recording->push_back(std::move(next));
         else work.push_back(std::move(next));
         changed.notify_all();
@@ -73,6 +76,13 @@ struct Stream {
         changed.wait(lock, [this] { return work.empty() && !busy; });
         return SUCCESS;
     }
+};
+
+// The last work on a stream when it was recorded.
+struct Event {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = true, captured = false;
 };
 
 Context contexts[GPUS] = {{0}, {1}, {2}, {3}};
@@ -168,6 +178,27 @@ Result cuStreamQuery(Stream *stream) {
     std::lock_guard<std::mutex> lock(stream->mutex);
     if (stream->recording) return CAPTURED;
     return stream->work.empty() && !stream->busy ? SUCCESS : NOT_READY;
+}
+Result cuEventCreate(std::shared_ptr<Event> **event, unsigned) { return *event = new auto(std::make_shared<Event>()), SUCCESS; }
+Result cuEventDestroy_v2(std::shared_ptr<Event> *event) { return delete event, SUCCESS; }
+Result cuEventRecord(std::shared_ptr<Event> *event, Stream *stream) {
+    std::shared_ptr<Event> now = *event = std::make_shared<Event>();
+    {
+        std::lock_guard<std::mutex> lock(stream->mutex);
+        now->captured = stream->recording != nullptr;
+    }
+    now->done = false;
+    return add(stream, [now] {
+        std::lock_guard<std::mutex> lock(now->mutex);
+        now->done = true;
+        now->changed.notify_all();
+    });
+}
+Result cuEventSynchronize(std::shared_ptr<Event> *event) {
+    std::unique_lock<std::mutex> lock((*event)->mutex);
+    if ((*event)->captured) return CAPTURED;
+    (*event)->changed.wait(lock, [event] { return (*event)->done; });
+    return SUCCESS;
 }
 Result cuStreamIsCapturing(Stream *stream, int *status) {
     std::lock_guard<std::mutex> lock(stream->mutex);

@@ -17,6 +17,8 @@ pub struct Cuda {
     name: String,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    /// Of copies from the GPU, which wait for the work that they need and for no other thread's.
+    copies: Arc<CudaStream>,
     module: sys::CUmodule,
     /// The thread that records launches. Locked for every call.
     recorder: Mutex<Option<ThreadId>>,
@@ -94,13 +96,14 @@ impl Cuda {
         }
         let context = CudaContext::new(number).map_err(refused("cuDevicePrimaryCtxRetain"))?;
         let name = context.name().map_err(refused("cuDeviceGetName"))?;
-        let stream = context.new_stream().map_err(refused("cuStreamCreate"))?;
+        let new_stream = || context.new_stream().map_err(refused("cuStreamCreate"));
+        let (stream, copies) = (new_stream()?, new_stream()?);
         let ptx = CString::new(PTX).map_err(|_| absent("the kernels have a zero byte"))?;
         // SAFETY: `ptx` is text that ends with a zero byte, and the context is current.
         let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
         let module = module.map_err(refused("cuModuleLoadData"))?;
         let (recorder, recorded) = (Mutex::new(None), Condvar::new());
-        Ok(Cuda { name, context, stream, module, recorder, recorded })
+        Ok(Cuda { name, context, stream, copies, module, recorder, recorded })
     }
 
     /// Refuses more GPUs than there are.
@@ -130,6 +133,15 @@ impl Cuda {
         self.context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))?;
         Ok(turn)
     }
+
+    /// Waits for the work so far. Other threads give the GPU more meanwhile.
+    fn finish(&self) -> Result<()> {
+        let event = {
+            let _turn = self.bind()?;
+            self.stream.record_event(None).map_err(refused("cuEventRecord"))?
+        };
+        event.synchronize().map_err(refused("cuEventSynchronize"))
+    }
 }
 
 impl Driver for Cuda {
@@ -154,8 +166,8 @@ impl Driver for Cuda {
     }
 
     fn free(&self, address: u64) {
-        if let Ok(_turn) = self.bind()
-            && self.stream.synchronize().is_ok()
+        if self.finish().is_ok()
+            && let Ok(_turn) = self.bind()
         {
             // SAFETY: `address` is from `alloc` and freed once; no work that uses it is left.
             let _ = unsafe { result::free_sync(address) };
@@ -171,10 +183,11 @@ impl Driver for Cuda {
     }
 
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        self.finish()?;
         let _turn = self.bind()?;
         // SAFETY: the memory at `address` has as many bytes; the stream is waited for before `bytes` are used.
-        let copied = unsafe { result::memcpy_dtoh_async(bytes, address, self.stream.cu_stream()) };
-        let waited = self.stream.synchronize();
+        let copied = unsafe { result::memcpy_dtoh_async(bytes, address, self.copies.cu_stream()) };
+        let waited = self.copies.synchronize();
         copied.map_err(refused("cuMemcpyDtoHAsync"))?;
         waited.map_err(refused("cuStreamSynchronize"))
     }

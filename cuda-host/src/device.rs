@@ -8,7 +8,7 @@ use self::group::Rank;
 use self::kernels::Kernels;
 use self::launches::{Choices, Epilogue, Products, inputs};
 use crate::args::ArgmaxArgs;
-use crate::driver::{Driver, Memory};
+use crate::driver::{Driver, Memory, Recording};
 use crate::error::{Error, Result};
 use crate::model::CudaModel;
 use crate::nccl::Communicator;
@@ -89,7 +89,7 @@ impl<D: Driver> core::fmt::Debug for CudaCache<D> {
 
 /// A model on an NVIDIA GPU: scratch memory for a batch. Runs any number of sequences.
 pub struct CudaDevice<D: Driver> {
-    /// Unique among the devices of the process.
+    /// Unique among the devices of the process; another one after joining or leaving a group.
     id: u64,
     model: Arc<CudaModel<D>>,
     options: ScratchOptions,
@@ -112,6 +112,11 @@ impl<D: Driver> core::fmt::Debug for CudaDevice<D> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("CudaDevice").field("options", &self.options).finish_non_exhaustive()
     }
+}
+
+fn new_id() -> u64 {
+    static DEVICES: AtomicU64 = AtomicU64::new(0);
+    DEVICES.fetch_add(1, Ordering::Relaxed)
 }
 
 impl<D: Driver> CudaDevice<D> {
@@ -139,9 +144,8 @@ impl<D: Driver> CudaDevice<D> {
         let heads = program.heads;
         // Stages of a pipeline after the first read out nothing.
         let logit_rows = if program.head.is_empty() { 0 } else { options.logit_rows };
-        static DEVICES: AtomicU64 = AtomicU64::new(0);
         Ok(CudaDevice {
-            id: DEVICES.fetch_add(1, Ordering::Relaxed),
+            id: new_id(),
             model: Arc::clone(model),
             options,
             kernels: Kernels::new(&**driver)?,
@@ -226,13 +230,11 @@ impl<D: Driver> CudaDevice<D> {
     ) -> Result<()> {
         let (kind, at) = (group.map(|group| group.readout), segment.sequence);
         if !caches[at].graphs.iter().any(|(known, _)| *known == kind) {
-            self.driver().begin()?;
+            let recording = Recording::begin(self.driver())?;
             let launched = self.body(&[segment], caches).and_then(|()| self.tail(&[segment], caches));
             let launched = launched.and_then(|()| kind.map_or(Ok(()), |kind| self.head(kind, 1)));
-            // Recording has to end in any case.
-            let graph = self.driver().end();
-            launched?;
-            caches[at].graphs.push((kind, graph?));
+            let graph = launched.and_then(|()| recording.end())?;
+            caches[at].graphs.push((kind, graph));
         }
         let found = caches[at].graphs.iter().find(|(known, _)| *known == kind);
         found.map_or(Ok(()), |(_, graph)| self.driver().replay(graph))
@@ -320,7 +322,10 @@ impl<D: Driver> CudaDevice<D> {
         if self.model.program().stages > 1 && Rows::parts(batch, self.options.batch).nth(1).is_some() {
             return self.pipeline(batch, caches, sink);
         }
-        for rows in Rows::parts(batch, self.options.batch) {
+        for (i, rows) in Rows::parts(batch, self.options.batch).enumerate() {
+            if i > 0 {
+                self.wait()?;
+            }
             let segments: Vec<Segment<'_>> = rows.segments().collect();
             self.part(&segments, &self.groups(rows), caches, sink)?;
         }
@@ -392,6 +397,9 @@ impl<D: Driver> Device for CudaDevice<D> {
         caches: &mut [&mut CudaCache<D>],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
+        if self.model.program().ranks > 1 {
+            self.in_rank()?;
+        }
         check_caches(batch, caches.iter().map(|cache| cache.device), self.id)?;
         let Some(turn) = self.rank.as_ref().map(Rank::begin).transpose()? else {
             return self.compute(batch, caches, sink);

@@ -40,7 +40,7 @@ pub trait Driver {
     /// Those of the driver.
     fn write(&self, address: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Waits for all work, and copies from `address`.
+    /// Waits for the work so far, and copies from `address`.
     ///
     /// # Errors
     /// Those of the driver.
@@ -88,6 +88,30 @@ pub trait Driver {
     /// # Errors
     /// Those of the driver, and of the work.
     fn is_idle(&self) -> Result<bool>;
+}
+
+/// Launches that are recorded. Dropped after a panic or an error, it ends the recording too: other threads may wait for that.
+pub(crate) struct Recording<'d, D: Driver>(&'d D);
+
+impl<'d, D: Driver> Recording<'d, D> {
+    /// Begins one.
+    pub(crate) fn begin(driver: &'d D) -> Result<Recording<'d, D>> {
+        driver.begin()?;
+        Ok(Recording(driver))
+    }
+
+    /// What was launched since.
+    pub(crate) fn end(self) -> Result<D::Graph> {
+        let driver = self.0;
+        core::mem::forget(self);
+        driver.end()
+    }
+}
+
+impl<D: Driver> Drop for Recording<'_, D> {
+    fn drop(&mut self) {
+        let _ = self.0.end();
+    }
 }
 
 /// Memory of a GPU, freed when it is dropped.

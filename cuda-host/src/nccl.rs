@@ -3,6 +3,7 @@
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use core::ffi::{c_int, c_void};
+use core::mem::ManuallyDrop;
 use libloading::Library;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -54,7 +55,6 @@ functions! {
 pub struct Nccl {
     functions: Functions,
     version: c_int,
-    _library: Library,
 }
 
 impl core::fmt::Debug for Nccl {
@@ -91,7 +91,8 @@ impl Nccl {
     pub fn load() -> Result<Arc<Nccl>> {
         // SAFETY: loads NVIDIA's library by its name, whose initializers are its own.
         let found = NAMES.into_iter().find_map(|name| unsafe { Library::new(name) }.ok());
-        let library = found.ok_or(Error::NoNccl { version: None })?;
+        // Never unloaded: threads of NCCL, and those that abort communicators, may be in it until the process ends.
+        let library = ManuallyDrop::new(found.ok_or(Error::NoNccl { version: None })?);
         let mut version = 0;
         // SAFETY: it has the name of NCCL.
         let functions = unsafe { Functions::of(&library) }.map_err(|_| Error::NoNccl { version: None })?;
@@ -100,7 +101,7 @@ impl Nccl {
         if version < OLDEST {
             return Err(Error::NoNccl { version: Some(version) });
         }
-        Ok(Arc::new(Nccl { functions, version, _library: library }))
+        Ok(Arc::new(Nccl { functions, version }))
     }
 
     fn abort(&self, Handle(handle): Handle) {
@@ -203,7 +204,7 @@ impl Communicator {
         lock(&self.clique.failure).get_or_insert(error);
         if let Some(handle) = lock(&self.handle).take() {
             let nccl = Arc::clone(&self.clique.nccl);
-            // NCCL tells the GPU to stop first, and then waits until the graphs with its exchanges are gone, which are so when
+            // NCCL tells the GPU to stop first, and then waits until the graphs with its exchanges are gone, which is when
             // their sequences are dropped.
             // Without a thread for it, it is left to the end of the process.
             let _ = thread::Builder::new().name("shohin-nccl-abort".into()).spawn(move || nccl.abort(handle));

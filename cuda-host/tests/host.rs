@@ -7,6 +7,7 @@ use shohin_tests::model::{Model, Shape, Stored};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// What a driver refuses.
@@ -36,6 +37,8 @@ struct Recorder {
     left: Cell<Option<usize>>,
     /// Calls of this kind before the one that fails.
     fails: Cell<Option<(Call, usize)>>,
+    /// A launch panics.
+    panics: Cell<bool>,
     recording: RefCell<Option<Graph>>,
     launched: RefCell<Graph>,
     replayed: RefCell<Vec<Graph>>,
@@ -110,6 +113,7 @@ impl Driver for Recorder {
     fn launch(&self, kernel: usize, size: LaunchSize, args: &[u8]) -> Result<()> {
         let LaunchSize { grid, threads, .. } = size;
         self.call(Call::Launch)?;
+        assert!(!self.panics.take(), "asked to");
         assert!(grid.iter().all(|&n| n > 0) && threads.is_multiple_of(32) && !args.is_empty());
         let name = self.names.borrow()[kernel];
         self.recording.borrow_mut().as_mut().unwrap_or(&mut self.launched.borrow_mut()).push(name);
@@ -255,6 +259,17 @@ fn a_failed_call_leaves_the_sequence_as_it_was() {
     session.forward_prefill(&mut device, &[1, 2, 3]).unwrap();
     assert_eq!(session.position(), 4);
     assert!(lost().to_string().contains("the CUDA driver refused test"));
+}
+
+/// Other threads would wait for the end of its recording.
+#[test]
+fn a_panic_ends_the_recording() {
+    let driver = recorder();
+    let (mut device, mut session) = open(&driver, &file()).unwrap();
+    driver.panics.set(true);
+    let panicked = catch_unwind(AssertUnwindSafe(|| session.forward(&mut device, 1).map(|_| ())));
+    assert!(panicked.is_err() && driver.recording.borrow().is_none());
+    session.forward(&mut device, 1).unwrap();
 }
 
 /// On a machine without a driver, which most that run tests are.

@@ -13,7 +13,9 @@ use shohin_core::model::Split;
 use shohin_core::{
     Activations, BonsaiModel, Device, Error as CoreError, Format, Gguf, KvFormat, Result as CoreResult,
 };
-use shohin_cuda::{Communicator, Cuda, CudaCache, CudaDevice, CudaModel, Error, Nccl, Result};
+use shohin_cuda::{
+    Communicator, Cuda, CudaCache, CudaDevice, CudaModel, Driver, Error, Memory, Nccl, Result,
+};
 use shohin_tests::device::{error, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::ffi::c_int;
@@ -26,18 +28,18 @@ const BATCH: usize = 5;
 
 /// The libraries that take the places of CUDA's and NCCL's. The tests use them one after the other: a fault that one asks for is
 /// for its own ranks.
-fn libraries() -> (&'static Library, MutexGuard<'static, ()>) {
+fn libraries() -> (&'static [Library; 2], MutexGuard<'static, ()>) {
     static LIBRARIES: OnceLock<[Library; 2]> = OnceLock::new();
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let [_, nccl] = LIBRARIES.get_or_init(|| {
+    let libraries = LIBRARIES.get_or_init(|| {
         [("driver.cpp", "libcuda.so"), ("nccl.cpp", "libnccl.so.2")].map(|(source, name)| {
             let built = build(source, name);
             // SAFETY: the library was built from this crate's sources. Those who load `name` from now on get it.
             unsafe { Library::new(&built) }.unwrap_or_else(|e| panic!("{}: {e}", built.display()))
         })
     });
-    (nccl, turn)
+    (libraries, turn)
 }
 
 /// Lets a call of NCCL fail.
@@ -255,7 +257,7 @@ const EXCHANGES: usize = 9;
 
 /// Runs a prompt and two tokens on two ranks after a fault: what each rank says to each.
 fn faulty(file: &[u8], rank: usize, call: usize, result: c_int, later: bool) -> Vec<Vec<Result<()>>> {
-    let (nccl, _turn) = libraries();
+    let ([_, nccl], _turn) = libraries();
     let way = "tensor:2".parse().unwrap();
     let mut ranks = ranks(file, way, Activations::Int8, KvFormat::F16, &Arc::default());
     fault(nccl, rank, call, result, later);
@@ -300,7 +302,9 @@ fn an_exchange_that_fails_is_an_error_of_all_ranks() {
 fn a_lost_rank_is_an_error() {
     let (_, _turn) = libraries();
     let file = Model::new(shape(), Stored::new(Format::Q1_0), 9).to_vec().unwrap();
-    for way in ["tensor:2", "pipeline:2"] {
+    // The launches of the prompt are more than CUDA has room for.
+    let prompt = tokens(200, VOCAB);
+    for (way, first) in [("tensor:2", 1), ("pipeline:2", 1), ("tensor:2", 200), ("pipeline:2", 200)] {
         let is_lost = Arc::default();
         let mut ranks = ranks(&file, way.parse().unwrap(), Activations::Int8, KvFormat::F16, &is_lost);
         let said = each(&mut ranks, |rank, on| {
@@ -310,7 +314,7 @@ fn a_lost_rank_is_an_error() {
                 is_lost.store(true, SeqCst);
                 return Vec::new();
             }
-            vec![on.run(&[1], wants).map(drop), on.run(&[1, 2], wants).map(drop)]
+            vec![on.run(&prompt[..first], wants).map(drop), on.run(&[1, 2], wants).map(drop)]
         });
         assert_eq!(said[0], [Err(Error::Core(lost())); 2], "{way}");
     }
@@ -328,15 +332,33 @@ fn what_cannot_be_split_is_refused_in_one_line() {
     // A rank alone.
     let file = Model::new(shape(), Stored::new(Format::Q1_0), 9).to_vec().unwrap();
     let mut alone = ranks(&file, Split::Tensor(2), Activations::Int8, KvFormat::F16, &Arc::default());
+    // Also where its graph is recorded.
+    let first = each(&mut alone, |_, on| on.run(&[1], Wants::Last(Readout::Logits)));
+    assert!(first.iter().all(Result::is_ok));
     alone[0].device.leave_group();
     let error = alone[0].run(&[1], Wants::Last(Readout::Logits)).unwrap_err();
     assert!(error.to_string().contains("needs the other ranks"), "{error}");
-    // A group of another size.
-    let communicator = Communicator::connect(&nccl, &[0, 1, 2]).unwrap().swap_remove(0);
-    let device = CudaDevice::new(alone[0].device.model(), &options(Activations::Int8)).unwrap();
-    let threads = Threads { rank: 0, ranks: 3, lost: Arc::default() };
-    let error = device.in_group(Arc::new(communicator), Arc::new(threads)).unwrap_err();
-    assert!(error.to_string().contains("ranks of a group"), "{error}");
+    // Back in a group, without the memory of the recorded exchanges.
+    let On { device, mut cache, .. } = alone.swap_remove(0);
+    let one = |gpus: &[usize], rank| Arc::new(Communicator::connect(&nccl, gpus).unwrap().swap_remove(rank));
+    let threads = |rank, ranks| Arc::new(Threads { rank, ranks, lost: Arc::default() });
+    let mut device = device.in_group(one(&[0, 1], 0), threads(0, 2)).unwrap();
+    let run = Run { tokens: &[1], position: 1, wants: Wants::Nothing };
+    let again = CudaDevice::<Cuda>::wait(device.run(&[run], &mut [&mut cache], &mut |_, _, _| ()));
+    assert!(again.unwrap_err().to_string().contains("made by another one"));
+    // Groups of other sizes, and other ranks.
+    for (gpus, rank, group, expected) in [
+        (&[0, 1, 2][..], 0, (0, 2), "ranks of a group has 3 elements, expected 2"),
+        (&[0, 1], 0, (0, 3), "ranks of a group has 3 elements, expected 2"),
+        (&[0, 1], 0, (1, 2), "it is another rank"),
+    ] {
+        let device = CudaDevice::new(device.model(), &options(Activations::Int8)).unwrap();
+        let error = device.in_group(one(gpus, rank), threads(group.0, group.1)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let mut stages = ranks(&file, Split::Pipeline(2), Activations::Int8, KvFormat::F16, &Arc::default());
+    let other = stages.swap_remove(1).device.in_group(one(&[0, 1], 0), threads(0, 2)).unwrap_err();
+    assert!(other.to_string().contains("it is another rank"), "{other}");
 }
 
 /// One thread records a graph while others launch, allocate and free on the same GPU.
@@ -361,5 +383,57 @@ fn sequences_on_several_threads_have_their_own_graphs() {
     thread::scope(|scope| {
         let threads: Vec<_> = (0..2).map(|_| scope.spawn(logits)).collect();
         threads.into_iter().for_each(|thread| assert!(thread.join().unwrap() == want));
+    });
+}
+
+/// A thread that reads, or frees memory, waits for its own work only; others give the GPU more meanwhile.
+#[test]
+fn a_thread_that_waits_holds_up_no_other() {
+    extern "C" fn held(release: *mut std::ffi::c_void) {
+        // SAFETY: the test keeps it until the work is done.
+        let release = unsafe { &*release.cast::<AtomicBool>() };
+        while !release.load(SeqCst) {
+            thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+    type Held = extern "C" fn(*mut std::ffi::c_void);
+    type Launch = unsafe extern "C" fn(*mut std::ffi::c_void, Held, *const AtomicBool) -> c_int;
+    let ([cuda, _], _turn) = libraries();
+    let driver = Arc::new(Cuda::open(2).unwrap());
+    let [memory, freed] = [0, 1].map(|_| Memory::new(&driver, 4).unwrap());
+    driver.write(memory.address(), &[1; 4]).unwrap();
+    let (release, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    // SAFETY: the function of this name has this type; `release` outlives the work.
+    let launched = driver.on_stream(&mut |stream| unsafe {
+        assert_eq!(cuda.get::<Launch>(b"cuLaunchHostFunc").unwrap()(stream, held, &release), 0);
+        Ok(())
+    });
+    launched.unwrap();
+    thread::scope(|scope| {
+        let read = scope.spawn(|| {
+            let mut bytes = [0; 4];
+            driver.read(memory.address(), &mut bytes).unwrap();
+            assert!(release.load(SeqCst));
+            bytes
+        });
+        let free = scope.spawn(|| drop(freed));
+        // Where they hold it up, only this ends it.
+        scope.spawn(|| {
+            for _ in 0..5000 {
+                thread::sleep(std::time::Duration::from_millis(1));
+                if done.load(SeqCst) {
+                    return;
+                }
+            }
+            release.store(true, SeqCst);
+        });
+        thread::sleep(std::time::Duration::from_millis(50));
+        // After what the others wait for.
+        driver.write(memory.address(), &[2; 4]).unwrap();
+        done.store(true, SeqCst);
+        assert!(!release.load(SeqCst) && !read.is_finished() && !free.is_finished());
+        release.store(true, SeqCst);
+        read.join().unwrap();
+        free.join().unwrap();
     });
 }

@@ -1,7 +1,7 @@
 //! A device as one rank of a group: what a split program exchanges, and the end of a group that has lost a rank.
 
 use super::kernels::THREADS;
-use super::{CudaCache, CudaDevice};
+use super::{CudaCache, CudaDevice, new_id};
 use crate::args::GatherArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::Result;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Columns that a block of the kernel `gather` has.
 const GATHER_COLS: usize = 1024;
 
-/// How long a rank asks without a pause whether its GPU has finished; then, once per [`PAUSE`].
+/// A rank polls without pause for this long, then once per [`PAUSE`].
 const BUSY: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -93,19 +93,31 @@ fn logits_part(program: &Program) -> usize {
 
 impl<D: Driver> CudaDevice<D> {
     /// Runs a split program as one rank of a group, whose exchanges `communicator` carries. While this rank waits for its GPU
-    /// it asks `group`, which has the same ranks, whether the others are still there.
+    /// it asks `group`, which has the same ranks, whether the others are still there. Sequences are made after it: the device
+    /// refuses those from before.
     ///
     /// # Errors
-    /// If the program is for another number of ranks; [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// If the program, `communicator` and `group` are of different ranks, or of different numbers of ranks;
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn in_group(
         mut self,
         communicator: Arc<Communicator>,
         group: Arc<dyn Collective>,
     ) -> Result<CudaDevice<D>> {
         let program = self.model.program();
-        let (expected, found) = (program.ranks as u64, communicator.ranks() as u64);
-        if expected != found || group.ranks() as u64 != expected {
-            return Err(CoreError::Length { what: "ranks of a group", expected, found }.into());
+        let same = |what, expected: usize, found: usize| match expected == found {
+            true => Ok(()),
+            false => Err(CoreError::Length { what, expected: expected as u64, found: found as u64 }),
+        };
+        same("ranks of a group", program.ranks, communicator.ranks())?;
+        same("ranks of a group", program.ranks, group.ranks())?;
+        // Of all programs, only stages show whose they are: by the rank that they send to.
+        let is_next = match program.body.last() {
+            Some(Op::Exchange(Exchange::Send { rank, .. })) => *rank == (group.rank() + 1) % program.ranks,
+            _ => true,
+        };
+        if communicator.rank() != group.rank() || !is_next {
+            return Err(CoreError::Device { problem: "it is another rank of the split model" }.into());
         }
         let (batch, ranks) = (self.options.batch, program.ranks);
         let of_op = |op: &Op| match op {
@@ -125,12 +137,15 @@ impl<D: Driver> CudaDevice<D> {
             communicator,
             group,
         });
+        self.id = new_id();
         Ok(self)
     }
 
-    /// Leaves the group: other ranks then know that this one will not answer.
+    /// Leaves the group: other ranks then know that this one will not answer. Sequences end: their graphs use the memory of
+    /// the exchanges.
     pub fn leave_group(&mut self) {
         self.rank = None;
+        self.id = new_id();
     }
 
     pub(super) fn in_rank(&self) -> Result<&Rank<D>> {
@@ -139,7 +154,10 @@ impl<D: Driver> CudaDevice<D> {
             .ok_or(CoreError::Device { problem: "a split program needs the other ranks" }.into())
     }
 
-    /// In a group, waits for the work of this GPU, or for the loss of a rank.
+    /// In a group, waits for the work of this GPU, or for the loss of a rank that it needs.
+    ///
+    /// Before each part of a batch too: CUDA has room for about a thousand launches, and waits with one more, asking nobody. Stages
+    /// of a pipeline still work at the same time, as a GPU that has finished a part has passed it on.
     pub(super) fn wait(&self) -> Result<()> {
         let Some(rank) = &self.rank else { return Ok(()) };
         let start = Instant::now();
@@ -150,7 +168,8 @@ impl<D: Driver> CudaDevice<D> {
                 false => thread::sleep(PAUSE),
             }
         }
-        rank.check()
+        // An exchange that failed may have left the GPU idle.
+        rank.communicator.check()
     }
 
     /// `to (rows, cols)` is replaced by, or with `add` increased by `from (ranks, rows, part)`.
@@ -226,6 +245,9 @@ impl<D: Driver> CudaDevice<D> {
         let (cols, last) = (program.cols(*x), program.ranks - 1);
         let mut returning = Rows::parts(batch, self.options.batch);
         for (begun, rows) in Rows::parts(batch, self.options.batch).enumerate() {
+            if begun > 0 {
+                self.wait()?;
+            }
             let segments: Vec<Segment<'_>> = rows.segments().collect();
             self.write_step(&segments, None)?;
             self.first_operations(rest.len(), &segments, caches)?;

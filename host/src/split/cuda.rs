@@ -29,8 +29,9 @@ impl RankDevice for CudaRank {
 #[derive(Clone, Debug)]
 pub(crate) struct CudaSplit {
     split: Split,
-    /// Communicators are dropped first: they need the GPUs for that.
-    ranks: Vec<(Arc<Communicator>, Arc<CudaModel<Cuda>>)>,
+    /// Dropped before the models: they need the GPUs for that.
+    communicators: Vec<Arc<Communicator>>,
+    models: Vec<Arc<CudaModel<Cuda>>>,
     /// The whole model's.
     program: Arc<Program>,
     /// The names of the GPUs.
@@ -52,13 +53,16 @@ impl CudaSplit {
         let gpus: Vec<usize> = (0..split.ranks()).collect();
         let drivers = gpus.iter().map(|&gpu| Cuda::open(gpu)).collect::<Result<Vec<_>, _>>()?;
         let name = drivers.iter().map(Driver::name).collect::<Vec<_>>().join(", ");
-        let communicators = Communicator::connect(&nccl, &gpus)?;
-        let mut ranks = Vec::new();
-        for (driver, communicator) in drivers.into_iter().zip(communicators) {
-            let model = file.split_model(read, config.clone(), (split, communicator.rank()))?;
-            ranks.push((Arc::new(communicator), CudaModel::from_model(Arc::new(driver), &model)?));
+        let drivers: Vec<_> = drivers.into_iter().map(Arc::new).collect();
+        // After the drivers: an error drops it first.
+        let communicators = Communicator::connect(&nccl, &gpus)?.into_iter().map(Arc::new).collect();
+        let mut models = Vec::new();
+        for (rank, driver) in drivers.iter().enumerate() {
+            let model = file.split_model(read, config.clone(), (split, rank))?;
+            models.push(CudaModel::from_model(Arc::clone(driver), &model)?);
         }
-        Ok(CudaSplit { split, ranks, program: Arc::new(config.program()), name, turn: Arc::default() })
+        let program = Arc::new(config.program());
+        Ok(CudaSplit { split, communicators, models, program, name, turn: Arc::default() })
     }
 
     /// How the model is split.
@@ -73,7 +77,7 @@ impl CudaSplit {
 
     /// Bytes of the keys and values of a sequence, on all GPUs.
     pub(crate) fn session_bytes(&self, session: &SessionOptions) -> u64 {
-        self.ranks.iter().map(|(_, model)| crate::cuda::session_bytes(model, session)).sum()
+        self.models.iter().map(|model| crate::cuda::session_bytes(model, session)).sum()
     }
 
     /// Devices for several sequences, which compute `batch` rows together.
@@ -84,10 +88,10 @@ impl CudaSplit {
         batch: usize,
     ) -> Result<SplitDevice<CudaRank>> {
         let options = ScratchOptions { context, activations, batch, ..ScratchOptions::default() };
-        let cores = self.ranks.iter().map(|_| Cores::default());
+        let cores = self.models.iter().map(|_| Cores::default());
         lead(self.split, &self.program, Some(&self.turn), cores, |rank, group| {
-            let (communicator, model) = &self.ranks[rank];
-            Ok(CudaDevice::new(model, &options)?.in_group(Arc::clone(communicator), group)?)
+            let communicator = Arc::clone(&self.communicators[rank]);
+            Ok(CudaDevice::new(&self.models[rank], &options)?.in_group(communicator, group)?)
         })
     }
 

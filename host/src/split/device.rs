@@ -14,11 +14,14 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+/// The last order to the followers.
+const END: &str = "end";
+
 /// Rank 0 of a group.
 #[derive(Debug)]
 pub(crate) struct SplitDevice<R: RankDevice> {
     device: R,
-    /// Dropped before the followers are joined: they then stop.
+    /// Dropped before the followers are joined: those that have not ended then do.
     pub(crate) group: Option<Arc<dyn Group>>,
     followers: Vec<JoinHandle<()>>,
     split: Split,
@@ -48,6 +51,15 @@ pub(crate) struct SplitCache<C> {
 impl<C> Drop for SplitCache<C> {
     fn drop(&mut self) {
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+    }
+}
+
+/// Work that all ranks do: unless it ends well, the group ends, as its ranks are out of step.
+struct Unfinished<'g>(&'g dyn Group);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.fail();
     }
 }
 
@@ -105,7 +117,7 @@ impl<R: RankDevice> SplitDevice<R> {
         }
     }
 
-    /// Gives an order, and does rank 0's share of it. After an error the ranks are out of step: the group ends.
+    /// Gives an order, and does rank 0's share of it. An error or a panic ends the group.
     fn lead<T>(
         &mut self,
         order: &str,
@@ -114,11 +126,10 @@ impl<R: RankDevice> SplitDevice<R> {
         let group = self.group.clone().ok_or(Error::Device { problem: "the group has ended" })?;
         let _turn = group.turn()?;
         let _bound = self.cores.bind();
-        let done = self.order(&*group, order).and_then(|()| work(self, &*group));
-        if done.is_err() {
-            group.fail();
-        }
-        done
+        let unfinished = Unfinished(&*group);
+        let done = self.order(&*group, order).and_then(|()| work(self, &*group))?;
+        std::mem::forget(unfinished);
+        Ok(done)
     }
 
     fn order(&self, group: &dyn Group, order: &str) -> Result<()> {
@@ -166,19 +177,18 @@ fn places(split: Split, blocks: usize, runs: &[usize]) -> Vec<Vec<Range<usize>>>
 
 impl<R: RankDevice> Drop for SplitDevice<R> {
     fn drop(&mut self) {
-        // Dropping the senders ends the others' loops.
-        self.device_leaves();
+        if !self.followers.is_empty() {
+            // Followers may still wait for the end of what rank 0 has the results of, and would find it gone. If the group has
+            // failed, they are told below.
+            let _ = self.lead(END, |_, group| agree(group, true));
+        }
+        // Ends what they wait for, and their loops.
+        self.device.leave_group();
+        self.group = None;
         for follower in self.followers.drain(..) {
             // One that panicked has already been reported as lost.
             let _ = follower.join();
         }
-    }
-}
-
-impl<R: RankDevice> SplitDevice<R> {
-    fn device_leaves(&mut self) {
-        self.device.leave_group();
-        self.group = None;
     }
 }
 
@@ -318,9 +328,14 @@ impl<R: RankDevice> Follower<R> {
         Follower { device, split, caches: HashMap::new() }
     }
 
-    /// Follows the orders of rank 0 until there are no more, or until one fails: leaving the group is an error of all others.
+    /// Follows the orders of rank 0 until the last one, or until one fails: leaving the group is an error of all others.
     pub(super) fn follow(mut self, group: &ThreadGroup) {
         while let Some(order) = group.next_order() {
+            if &*order == END {
+                // None leaves before all have done what they were told.
+                let _ = agree(group, true);
+                break;
+            }
             if self.obey(group, &order).is_err() {
                 break;
             }

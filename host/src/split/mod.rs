@@ -13,6 +13,8 @@ mod numa;
 mod numa;
 mod order;
 mod recovering;
+#[cfg(test)]
+mod tests;
 mod thread_group;
 
 #[cfg(feature = "cuda")]
