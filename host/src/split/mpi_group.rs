@@ -40,7 +40,7 @@ const NUMBERS: i32 = 0;
 const ORDER: i32 = 1;
 const ANSWER: i32 = 2;
 
-/// How long a rank asks without a pause whether there is a message; then, once per [`PAUSE`].
+/// A rank polls for a message without pause for this long, then once per [`PAUSE`].
 const BUSY: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(1);
 
