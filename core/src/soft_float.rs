@@ -3,7 +3,6 @@
 //!
 //! Operands and results are bits of `f32`. Zeros, subnormal numbers, infinities and NaN, and results near the ends of the
 //! range, take a slower path.
-#![allow(unsafe_code)]
 
 const SIGN: u32 = 1 << 31;
 const INFINITY: u32 = 0xff << 23;
@@ -11,6 +10,7 @@ const QUIET: u32 = 1 << 22;
 
 /// Replaces the functions that the compiler calls.
 #[cfg(all(feature = "soft-float", target_arch = "riscv32", target_os = "none"))]
+#[allow(unsafe_code)]
 mod replaced {
     #[unsafe(no_mangle)]
     extern "C" fn __mulsf3(a: u32, b: u32) -> u32 {
