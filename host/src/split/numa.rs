@@ -208,7 +208,7 @@ mod tests {
         let model = Model::builder().cpu().threads(1).context(64).load_built_in().unwrap();
         let options = CpuOptions { context: 64, ..CpuOptions::default() };
         let (file, split) = (ModelFile::built_in(), "tensor:2".parse().unwrap());
-        let ranks = divide(&nodes, 2);
+        let ranks = divide(&nodes, 2, 1);
         let weights =
             SplitWeights::load_on(ranks, &file, &Default::default(), model.config(), split, &options, 4)
                 .unwrap();
