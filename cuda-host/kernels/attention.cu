@@ -120,21 +120,29 @@ struct RopeAttentionArgs {
 
 extern "C" __global__ void rope_attention(RopeAttentionArgs a) { attend<true>(a.attention, &a.rope); }
 
-// One warp per query head and row.
+// Four warps per query head and row; every lane has the highest score and the sum of weights of a part: at most 32.
 extern "C" __global__ void attention_join(AttentionArgs a) {
-    u32 dim = a.cache.dim, lane = threadIdx.x, row = a.first_row + blockIdx.y;
+    u32 dim = a.cache.dim, lane = threadIdx.x % 32, row = a.first_row + blockIdx.y;
     u64 head = (u64)row * a.heads + blockIdx.x;
     const float *parts = a.parts + head * a.parts_count * (dim + 2);
-    float highest = -1e30f, total = 0.0f;
-    for (u32 p = 0; p < a.parts_count; p++) highest = fmaxf(highest, parts[p * (dim + 2) + dim]);
-    for (u32 p = 0; p < a.parts_count; p++)
-        total += parts[p * (dim + 2) + dim + 1] * expf(parts[p * (dim + 2) + dim] - highest);
-    float norm = total > 0.0f ? 1.0f / total : 1.0f;
-    for (u32 i = lane; i < dim; i += 32) {
-        float x = 0.0f;
-        for (u32 p = 0; p < a.parts_count; p++)
-            x += parts[p * (dim + 2) + i] * expf(parts[p * (dim + 2) + dim] - highest);
-        x *= norm;
+    bool has = lane < a.parts_count;
+    float top = has ? parts[lane * (dim + 2) + dim] : -1e30f, weight = has ? parts[lane * (dim + 2) + dim + 1] : 0.0f;
+    float highest = warp_max(top), scale = has ? expf(top - highest) : 0.0f;
+    // A warp has a unit.
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
+        float x = 0.0f, total = 0.0f;
+        for (u32 p = 0; p < a.parts_count; p += 8) {
+            // Loads that do not wait for one another.
+            float read[8];
+            for (u32 j = 0; j < 8; j++) read[j] = p + j < a.parts_count ? parts[(p + j) * (dim + 2) + i] : 0.0f;
+            // In the order of the parts, as warps of a block are added up.
+            for (u32 j = 0; j < 8; j++) {
+                float by = __shfl_sync(0xffffffffu, scale, p + j);
+                x += read[j] * by;
+                total += __shfl_sync(0xffffffffu, weight, p + j) * by;
+            }
+        }
+        x *= total > 0.0f ? 1.0f / total : 1.0f;
         u64 at = head * dim + i;
         a.out[at] = x;
         if (a.words) put_unit(a.words, a.meta, at / 32, lane, x);

@@ -34,6 +34,10 @@ template <class T> T __shfl_xor_sync(unsigned mask, T value, unsigned by) {
     if (mask != 0xffffffffu) fibers::fail("only whole warps are modelled");
     return fibers::exchange(value, "__shfl_xor_sync")[fibers::block->current->index % 32 ^ by];
 }
+template <class T> T __shfl_sync(unsigned mask, T value, unsigned from) {
+    if (mask != 0xffffffffu) fibers::fail("only whole warps are modelled");
+    return fibers::exchange(value, "__shfl_sync")[from % 32];
+}
 inline unsigned __ballot_sync(unsigned mask, bool value) {
     if (mask != 0xffffffffu) fibers::fail("only whole warps are modelled");
     const bool *all = fibers::exchange(value, "__ballot_sync");

@@ -28,8 +28,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const KV_FORMATS: [KvFormat; 6] =
     [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Fp8E4M3, KvFormat::Fp8E5M2];
 
-/// Parts of the positions among which the attention of a single row is divided.
+/// Parts of the positions among which the attention of a single row is divided; `attention_join` has a
+/// lane for each.
 const PARTS: usize = 16;
+const _: () = assert!(PARTS <= 32);
 
 /// A buffer of the program.
 struct Buffer<D: Driver> {
@@ -203,7 +205,7 @@ impl<D: Driver> CudaDevice<D> {
         }
         let vocab = program.vocab() as u32;
         let args = ArgmaxArgs { logits, best: self.best.address(), vocab, unused: 0 };
-        self.launch(self.kernels.argmax, [rows, 1, 1], 256, args)
+        self.launch(self.kernels.argmax, [rows, 1, 1], 1024, args)
     }
 
     /// Writes tokens, positions, the rows that are read out first, and angles.

@@ -423,7 +423,7 @@ impl<D: Driver> CudaDevice<D> {
                     let args = self.attention_args(*layer, [*q, *out], parts, segment.row, cache);
                     let rows = segment.tokens.len();
                     self.launch(self.kernels.attention, [heads.query, rows, parts], THREADS, args)?;
-                    self.launch(self.kernels.attention_join, [heads.query, rows, 1], 32, args)?;
+                    self.launch(self.kernels.attention_join, [heads.query, rows, 1], THREADS, args)?;
                 }
                 Ok(())
             }
@@ -553,7 +553,7 @@ impl<D: Driver> CudaDevice<D> {
                 let attention = self.attention_args(*layer, [*q, *out], PARTS, segment.row, cache);
                 let args = RopeAttentionArgs { rope, attention };
                 self.launch(self.kernels.rope_attention, [heads, 1, PARTS], THREADS, args)?;
-                self.launch(self.kernels.attention_join, [heads, 1, 1], 32, attention)?;
+                self.launch(self.kernels.attention_join, [heads, 1, 1], THREADS, attention)?;
                 Ok(2)
             }
             _ => Ok(0),
