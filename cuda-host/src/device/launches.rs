@@ -288,7 +288,9 @@ impl<D: Driver> CudaDevice<D> {
         let ([words, meta], weight) = (self.integers(out), self.model.vector(weight)?);
         let (x, out) = (self.floats(x), self.floats(out));
         let args = NormArgs { x, weight, rows: list, out, words, meta, cols, eps };
-        self.launch(self.kernels.rmsnorm, [rows, 1, 1], THREADS, args)
+        // A row alone waits for memory: more threads wait at once.
+        let threads = if rows == 1 { 4 * THREADS } else { THREADS };
+        self.launch(self.kernels.rmsnorm, [rows, 1, 1], threads, args)
     }
 
     fn cache_args(&self, cache: &CudaCache<D>, layer: usize) -> CacheArgs {
