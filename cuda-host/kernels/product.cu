@@ -93,60 +93,46 @@ template <class C, bool INT8, int TOKENS>
 __device__ __forceinline__ void dot_codes(const Input &in, const Matrix &m, u64 row, const u32 *from, float *sums) {
     const u32 *scales = m.scales + row * m.scale_words;
     for (int t = 0; t < TOKENS; t++) sums[t] = 0.0f;
-    // Of a single row, loads of several units are on their way at once.
-    constexpr u32 AHEAD = TOKENS == 1 && !C::FLOAT && C::WORDS <= 2 ? 4 : 1;
-    for (u32 first = threadIdx.x % 32; first < m.units; first += 32 * AHEAD) {
-        u32 loaded[AHEAD][C::WORDS];
-        UnitScales loaded_scales[AHEAD];
-#pragma unroll
-        for (u32 j = 0; j < AHEAD; j++) {
-            u32 u = min(first + 32 * j, m.units - 1);
-            const u32 *packed = m.codes + (row * m.units + u) * C::WORDS;
-            for (u32 i = 0; i < C::WORDS; i++) loaded[j][i] = packed[i];
-            if constexpr (!C::FLOAT) loaded_scales[j] = unit_scales(m, scales, u);
-        }
-#pragma unroll
-        for (u32 j = 0; j < AHEAD; j++) {
-            u32 u = first + 32 * j;
-            if (u >= m.units) break;
-            const u32 *unit = loaded[j];
-            if constexpr (C::FLOAT) {
-                for (int t = 0; t < TOKENS; t++) {
-                    const float *x = in.x + ((u64)from[t] * m.units + u) * 32;
-                    for (u32 i = 0; i < 32; i++) sums[t] += C::value(unit, i) * x[i];
-                }
-            } else {
-                u32 four[8];
-                for (u32 s = 0; s < 8; s++) four[s] = C::four(unit, s, m.levels);
-                const UnitScales &w = loaded_scales[j];
-                for (int t = 0; t < TOKENS; t++) {
-                    u64 at = (u64)from[t] * m.units + u;
-                    if constexpr (INT8) {
-                        uint4 x = in.words[2 * at], y = in.words[2 * at + 1];
-                        Meta meta = in.meta[at];
-                        int n = 0, k = 0;
-                        n = __dp4a((int)four[0], (int)x.x, n);
-                        n = __dp4a((int)four[1], (int)x.y, n);
-                        n = __dp4a((int)four[2], (int)x.z, n);
-                        n = __dp4a((int)four[3], (int)x.w, n);
-                        k = __dp4a((int)four[4], (int)y.x, k);
-                        k = __dp4a((int)four[5], (int)y.y, k);
-                        k = __dp4a((int)four[6], (int)y.z, k);
-                        k = __dp4a((int)four[7], (int)y.w, k);
-                        n = n * m.factor - m.offset * meta.sums[0];
-                        k = k * m.factor - m.offset * meta.sums[1];
-                        float part = m.group == 16 ? halves(w, (float)n, (float)k) : (float)(n + k) * w.low.x;
-                        sums[t] = add_unit(m, w, part, meta, sums[t]);
-                    } else {
-                        const float *x = in.x + at * 32;
-                        float n[2] = {0.0f, 0.0f}, sum[2] = {0.0f, 0.0f};
-                        for (u32 i = 0; i < 32; i++) {
-                            int code = (signed char)(four[i / 4] >> (8 * (i % 4)) & 255);
-                            n[i / 16] += (float)(code * m.factor - m.offset) * x[i];
-                            sum[i / 16] += x[i];
-                        }
-                        sums[t] += n[0] * w.low.x + n[1] * w.high.x + sum[0] * w.low.y + sum[1] * w.high.y;
+    for (u32 u = threadIdx.x % 32; u < m.units; u += 32) {
+        const u32 *packed = m.codes + (row * m.units + u) * C::WORDS;
+        u32 unit[C::WORDS];
+        for (u32 i = 0; i < C::WORDS; i++) unit[i] = packed[i];
+        if constexpr (C::FLOAT) {
+            for (int t = 0; t < TOKENS; t++) {
+                const float *x = in.x + ((u64)from[t] * m.units + u) * 32;
+                for (u32 i = 0; i < 32; i++) sums[t] += C::value(unit, i) * x[i];
+            }
+        } else {
+            u32 four[8];
+            for (u32 s = 0; s < 8; s++) four[s] = C::four(unit, s, m.levels);
+            UnitScales w = unit_scales(m, scales, u);
+            for (int t = 0; t < TOKENS; t++) {
+                u64 at = (u64)from[t] * m.units + u;
+                if constexpr (INT8) {
+                    uint4 x = in.words[2 * at], y = in.words[2 * at + 1];
+                    Meta meta = in.meta[at];
+                    int n = 0, k = 0;
+                    n = __dp4a((int)four[0], (int)x.x, n);
+                    n = __dp4a((int)four[1], (int)x.y, n);
+                    n = __dp4a((int)four[2], (int)x.z, n);
+                    n = __dp4a((int)four[3], (int)x.w, n);
+                    k = __dp4a((int)four[4], (int)y.x, k);
+                    k = __dp4a((int)four[5], (int)y.y, k);
+                    k = __dp4a((int)four[6], (int)y.z, k);
+                    k = __dp4a((int)four[7], (int)y.w, k);
+                    n = n * m.factor - m.offset * meta.sums[0];
+                    k = k * m.factor - m.offset * meta.sums[1];
+                    float part = m.group == 16 ? halves(w, (float)n, (float)k) : (float)(n + k) * w.low.x;
+                    sums[t] = add_unit(m, w, part, meta, sums[t]);
+                } else {
+                    const float *x = in.x + at * 32;
+                    float n[2] = {0.0f, 0.0f}, sum[2] = {0.0f, 0.0f};
+                    for (u32 i = 0; i < 32; i++) {
+                        int code = (signed char)(four[i / 4] >> (8 * (i % 4)) & 255);
+                        n[i / 16] += (float)(code * m.factor - m.offset) * x[i];
+                        sum[i / 16] += x[i];
                     }
+                    sums[t] += n[0] * w.low.x + n[1] * w.high.x + sum[0] * w.low.y + sum[1] * w.high.y;
                 }
             }
         }
