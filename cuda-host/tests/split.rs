@@ -273,7 +273,7 @@ fn faulty(file: &[u8], rank: usize, call: usize, result: c_int, later: bool) -> 
 }
 
 /// Whichever call fails, when it is made or later, while a prompt runs or a graph is recorded: all ranks say why, and go on saying
-/// it; none waits for ever.
+/// it; none hangs.
 #[test]
 fn an_exchange_that_fails_is_an_error_of_all_ranks() {
     let file = Model::new(shape(), Stored::new(Format::Q1_0), 9).to_vec().unwrap();

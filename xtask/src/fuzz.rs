@@ -160,6 +160,9 @@ pub(crate) fn fuzz(machine: &mut Machine, options: &Options) -> Result<bool> {
     let folder = machine.target.join("fuzz");
     make(&folder)?;
     if options.keep {
+        if options.turn.is_some() {
+            return Err("--turn does not go with --keep".into());
+        }
         return names.iter().try_for_each(|name| keep(machine, &program, name)).map(|()| true);
     }
     let path = folder.join("counts");

@@ -116,8 +116,12 @@ mod tests {
         set
     }
 
+    fn cores_of(set: CpuSet) -> Cores {
+        Cores(Some(Arc::new(set)))
+    }
+
     fn cores(cores: &[usize]) -> Cores {
-        Cores(Some(Arc::new(set(cores))))
+        cores_of(set(cores))
     }
 
     /// A directory like Linux's, with these lists of cores.
@@ -181,10 +185,6 @@ mod tests {
         assert_eq!(now(), before);
         drop(Cores::default().bind());
         assert_eq!(now(), before);
-    }
-
-    fn cores_of(set: CpuSet) -> Cores {
-        Cores(Some(Arc::new(set)))
     }
 
     /// The cores of the process's threads with this name.
