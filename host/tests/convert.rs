@@ -711,6 +711,12 @@ fn damaged_folders_are_refused_by_name() {
             "weight_map is \"../model-00002",
         ),
         (
+            "llama3",
+            "config.json",
+            Box::new(replaced("\"head_dim\": 16", "\"head_dim\": 4294967295")),
+            "head_dim is 4294967295",
+        ),
+        (
             "llama",
             "model.safetensors.index.json",
             Box::new(|_| Some(b"{\"weight_map\":{}}".to_vec())),

@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::ptr::null_mut;
 
 /// Memory used by a piece of code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +21,7 @@ thread_local! {
     static HELD: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
     static CALLS: Cell<usize> = const { Cell::new(0) };
+    static LIMIT: Cell<(isize, fn())> = const { Cell::new((isize::MAX, || ())) };
 }
 
 fn took(bytes: isize) {
@@ -33,10 +35,28 @@ fn took(bytes: isize) {
     });
 }
 
-// SAFETY: every call is forwarded to the system's allocator unchanged; the cells hold plain numbers without
+/// Whether `bytes` more are over the limit, which then ends: what follows allocates, too.
+fn exceeds(bytes: usize) -> bool {
+    let Ok((held, (limit, exceeded))) =
+        HELD.try_with(Cell::get).and_then(|h| Ok((h, LIMIT.try_with(Cell::get)?)))
+    else {
+        return false;
+    };
+    let exceeds = held.saturating_add_unsigned(bytes) > limit;
+    if exceeds {
+        LIMIT.set((isize::MAX, || ()));
+        exceeded();
+    }
+    exceeds
+}
+
+// SAFETY: every call is refused or forwarded to the system's allocator unchanged; the cells hold plain numbers without
 // destructors, so counting neither allocates nor fails.
 unsafe impl GlobalAlloc for Meter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if exceeds(layout.size()) {
+            return null_mut();
+        }
         took(layout.size() as isize);
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
@@ -49,12 +69,30 @@ unsafe impl GlobalAlloc for Meter {
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if exceeds(size.saturating_sub(layout.size())) {
+            return null_mut();
+        }
         // While it moves, both are held.
         took(size as isize);
         took(-(layout.size() as isize));
         // SAFETY: the caller's promise; `at` came from `System`.
         unsafe { System.realloc(at, layout, size) }
     }
+}
+
+/// Runs `work`. At an allocation by which this thread would hold over `bytes` bytes more than before, calls `exceeded` and
+/// fails, which aborts the process with a message; the system would end it without one.
+pub fn limit<T>(bytes: usize, exceeded: fn(), work: impl FnOnce() -> T) -> T {
+    /// Takes the limit away, also if `work` panics.
+    struct Limited;
+    impl Drop for Limited {
+        fn drop(&mut self) {
+            LIMIT.set((isize::MAX, || ()));
+        }
+    }
+    LIMIT.set((HELD.get().saturating_add_unsigned(bytes), exceeded));
+    let _limited = Limited;
+    work()
 }
 
 /// Runs `work` and returns the memory that this thread used. Calls must not be nested.

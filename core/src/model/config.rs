@@ -107,6 +107,9 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// The most elements of an attention head.
+    pub const MAX_HEAD_DIM: usize = 1 << 12;
+
     /// Reads and validates the metadata of a file of `architecture`.
     pub(super) fn read(architecture: &'static Architecture, header: &Header<'_>) -> Result<Self> {
         let meta = &Keys { meta: header.metadata(), architecture };
@@ -233,7 +236,7 @@ impl ModelConfig {
             ("block_count", self.num_layers, limits.layers),
             ("attention.head_count", self.num_attention_heads, 1 << 12),
             ("attention.head_count_kv", self.num_kv_heads, 1 << 12),
-            ("attention.key_length", self.head_dim, 1 << 12),
+            ("attention.key_length", self.head_dim, Self::MAX_HEAD_DIM as u64),
             ("feed_forward_length", self.intermediate_size, 1 << 20),
             ("vocabulary", self.vocab_size, limits.array),
             ("context_length", self.max_context_length, limits.context),

@@ -4,6 +4,7 @@ use super::ConvertError;
 use super::json::{need_whole, number, present, string, whole, wrong};
 use super::tensor::{LONG_ROPE, ROPE_FACTORS, SHORT_ROPE};
 use serde_json::{Value, json};
+use shohin_core::ModelConfig;
 use shohin_core::gguf::GgufWriter;
 use shohin_core::model::{Rope, RopeScaling};
 use std::collections::BTreeMap;
@@ -116,6 +117,9 @@ impl Config {
             None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
             None => return Err(wrong("head_dim", None, "a whole number of 32 bits")),
         };
+        if head_dim as usize > ModelConfig::MAX_HEAD_DIM {
+            return Err(wrong("head_dim", Some(&json!(head_dim)), "at most 4096"));
+        }
         let mut config = Config {
             architecture,
             layers: need_whole(root, "num_hidden_layers")?,

@@ -3,17 +3,39 @@
 //! `cargo xtask fuzz --plain` does the latter two.
 
 use shohin_fuzz::{Target, mutate};
-use shohin_tests::rounds;
+use shohin_tests::{meter, rounds};
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::time::Instant;
 
+/// The most memory for one input: hundreds of times what valid inputs need.
+const MEMORY: usize = 1 << 30;
+
+thread_local! {
+    /// The target that runs, and its input.
+    static RUNNING: RefCell<(&'static str, Vec<u8>)> = const { RefCell::new(("", Vec::new())) };
+}
+
+/// Keeps the input of the target that runs.
+fn keep() {
+    RUNNING.with_borrow(|(name, input)| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("failed-{name}"));
+        std::fs::write(&path, input).expect("room for it");
+        eprintln!("{name} failed; the input is {}", path.display());
+    });
+}
+
 /// Runs a target; an input that fails is kept.
 fn run(target: &Target, input: &[u8]) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (target.run)(input))) {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("failed-{}", target.name));
-        std::fs::write(&path, input).expect("room for it");
-        eprintln!("{} failed; the input is {}", target.name, path.display());
+    RUNNING.with_borrow_mut(|running| {
+        running.0 = target.name;
+        running.1.clear();
+        running.1.extend_from_slice(input);
+    });
+    let within = || meter::limit(MEMORY, keep, || (target.run)(input));
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(within)) {
+        keep();
         resume_unwind(panic);
     }
 }
