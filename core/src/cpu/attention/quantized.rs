@@ -126,6 +126,9 @@ where
             for g in 0..Self::value_scales(d) {
                 for b in 0..blocks {
                     let at = b * bytes + Self::codes_len(d) + 2 * g * BLOCK_POSITIONS;
+                    if let Some(next) = next {
+                        L::prefetch(next.wrapping_add(at));
+                    }
                     let scale = L::load_f16(values.add(at).cast());
                     L::store(scales.as_mut_ptr().add(b * BLOCK_POSITIONS), scale);
                 }
@@ -235,15 +238,11 @@ unsafe fn to_integers<L: Simd>(
         }
     }
     // The scales of other positions may be anything.
-    scaled[n..].fill(0.0);
-    // Magnitudes compare like their bits, with NaN above infinity.
-    let mut lanes = [0; LANES];
-    for scaled in scaled.as_chunks::<LANES>().0 {
-        for l in 0..LANES {
-            lanes[l] = lanes[l].max(scaled[l].to_bits() & 0x7fff_ffff);
-        }
+    if n < TILE {
+        scaled[n..].fill(0.0);
     }
-    let most = f32::from_bits(lanes.iter().fold(0, |most, lane| most.max(*lane)));
+    // SAFETY: the caller's promise.
+    let most = unsafe { L::largest(scaled.as_ptr(), TILE) };
     if most < LEAST {
         *out = [0; TILE];
         return 0.0;

@@ -141,6 +141,19 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn largest(p: *const f32, n: usize) -> f32 {
+        // SAFETY: the caller has AVX-512 and the floats.
+        unsafe {
+            let mut most = Self::zero();
+            for at in (0..n).step_by(LANES) {
+                let magnitude = _mm512_abs_ps(_mm512_loadu_ps(p.add(at)));
+                most = _mm512_max_epu32(most, _mm512_castps_si512(magnitude));
+            }
+            f32::from_bits(_mm512_reduce_max_epu32(most))
+        }
+    }
+
+    #[inline(always)]
     fn prefetch(p: *const u8) {
         prefetch(p);
     }

@@ -48,6 +48,21 @@ pub(crate) trait Simd {
     unsafe fn add_integers(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn to_float(n: Self::I) -> Self::F;
 
+    /// The largest magnitude of `n` floats at `p`, a multiple of [`LANES`]; NaN if one is NaN.
+    #[inline(always)]
+    unsafe fn largest(p: *const f32, n: usize) -> f32 {
+        // Magnitudes compare like their bits, with NaN above infinity.
+        let mut lanes = [0; LANES];
+        // SAFETY: the caller's promise.
+        let floats = unsafe { core::slice::from_raw_parts(p, n) };
+        for floats in floats.as_chunks::<LANES>().0 {
+            for l in 0..LANES {
+                lanes[l] = lanes[l].max(floats[l].to_bits() & 0x7fff_ffff);
+            }
+        }
+        f32::from_bits(lanes.iter().fold(0, |most, lane| most.max(*lane)))
+    }
+
     /// Prefetches the cache line at `p`, which may be any address.
     fn prefetch(_p: *const u8) {}
 }
