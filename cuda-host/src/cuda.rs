@@ -3,7 +3,7 @@
 use crate::driver::{Driver, LaunchSize};
 use crate::error::{Error, Result};
 use core::ffi::c_void;
-use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 use shohin_core::Name;
 use std::ffi::CString;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,8 @@ pub struct Cuda {
     stream: Arc<CudaStream>,
     /// Of copies from the GPU, which wait for the work that they need and for no other thread's.
     copies: Arc<CudaStream>,
+    /// Those that no thread waits for: a new one for each token takes a call more.
+    events: Mutex<Vec<CudaEvent>>,
     module: sys::CUmodule,
     /// The thread that records launches. Locked for every call.
     recorder: Mutex<Option<ThreadId>>,
@@ -102,8 +104,8 @@ impl Cuda {
         // SAFETY: `ptx` is text that ends with a zero byte, and the context is current.
         let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
         let module = module.map_err(refused("cuModuleLoadData"))?;
-        let (recorder, recorded) = (Mutex::new(None), Condvar::new());
-        Ok(Cuda { name, context, stream, copies, module, recorder, recorded })
+        let (events, recorder, recorded) = (Mutex::default(), Mutex::new(None), Condvar::new());
+        Ok(Cuda { name, context, stream, copies, events, module, recorder, recorded })
     }
 
     /// Refuses more GPUs than there are.
@@ -136,11 +138,20 @@ impl Cuda {
 
     /// Waits for the work so far. Other threads give the GPU more meanwhile.
     fn finish(&self) -> Result<()> {
+        let events = || self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let event = {
             let _turn = self.bind()?;
-            self.stream.record_event(None).map_err(refused("cuEventRecord"))?
+            let unused = events().pop();
+            let event = match unused {
+                Some(event) => event,
+                None => self.context.new_event(None).map_err(refused("cuEventCreate"))?,
+            };
+            event.record(&self.stream).map_err(refused("cuEventRecord"))?;
+            event
         };
-        event.synchronize().map_err(refused("cuEventSynchronize"))
+        event.synchronize().map_err(refused("cuEventSynchronize"))?;
+        events().push(event);
+        Ok(())
     }
 }
 
