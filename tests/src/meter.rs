@@ -80,8 +80,11 @@ unsafe impl GlobalAlloc for Meter {
     }
 }
 
-/// Runs `work`. At an allocation by which this thread would hold over `bytes` bytes more than before, calls `exceeded` and
-/// fails, which aborts the process with a message; the system would end it without one.
+/// Runs `work`. An allocation by which this thread would hold over `bytes` bytes more than before calls `exceeded` and fails:
+/// that aborts the process with a message, where the system would end it without one, or `work` goes on without the memory.
+///
+/// # Panics
+/// In the latter case, when `work` is done.
 pub fn limit<T>(bytes: usize, exceeded: fn(), work: impl FnOnce() -> T) -> T {
     /// Takes the limit away, also if `work` panics.
     struct Limited;
@@ -92,7 +95,9 @@ pub fn limit<T>(bytes: usize, exceeded: fn(), work: impl FnOnce() -> T) -> T {
     }
     LIMIT.set((HELD.get().saturating_add_unsigned(bytes), exceeded));
     let _limited = Limited;
-    work()
+    let result = work();
+    assert!(LIMIT.get().0 < isize::MAX, "more than {bytes} bytes of memory were requested");
+    result
 }
 
 /// Runs `work` and returns the memory that this thread used. Calls must not be nested.
