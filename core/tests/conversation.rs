@@ -655,6 +655,15 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         let both = TurnOptions { tools: vec![tool.into()], ..dense };
         let error = conversation.send(model, SessionState::of(&backend), user("?"), &both).unwrap_err();
         assert_eq!(error.code(), "argument");
+
+        // A schema that is not supported is refused as such, also where the prompt does not fit.
+        let schema = serde_json::json!({ "type": "object", "maxProperties": 2 }).to_string();
+        let refused = TurnOptions { response_format: ResponseFormat::JsonSchema(schema), ..greedy() };
+        let (small, mut anew) = (Script::new(model, 4), Conversation::new());
+        let error = anew.send(model, SessionState::of(&small), user("?"), &refused).unwrap_err();
+        assert_eq!(error.code(), "unsupported");
+        let error = anew.send(model, SessionState::of(&small), user("?"), &greedy()).unwrap_err();
+        assert_eq!(error.code(), "context_full");
     });
 }
 

@@ -480,17 +480,21 @@ impl Conversation {
             ..GenerationOptions::default()
         };
         let sampler = self.sampler(model, options)?;
-        let mut generation = Generation::new(&left, held, capacity, sampler, generation)?;
         let unfinished = prompt.unfinished.as_ref();
         let thinks = unfinished.map_or(options.thinking.allowed(), |reply| reply.thinks);
         let thinks = chat && thinks && model.template.style.can_think();
         let begun = unfinished.and_then(|reply| prompt.tokens.get(reply.start..)).unwrap_or_default();
-        if let Some(mut constraint) = self.constraint(model, options, thinks)? {
-            if !begun.iter().all(|&token| constraint.accept(token)) {
-                let (name, problem) =
-                    (Name::new("continue_final_message"), "needs a reply in the requested format");
-                return Err(error!(Argument { name, problem }));
-            }
+        // What is wrong with the options is said before what is wrong with the prompt.
+        let mut constraint = self.constraint(model, options, thinks)?;
+        if let Some(constraint) = &mut constraint
+            && !begun.iter().all(|&token| constraint.accept(token))
+        {
+            let (name, problem) =
+                (Name::new("continue_final_message"), "needs a reply in the requested format");
+            return Err(error!(Argument { name, problem }));
+        }
+        let mut generation = Generation::new(&left, held, capacity, sampler, generation)?;
+        if let Some(constraint) = constraint {
             generation.constrain(constraint);
         }
 
