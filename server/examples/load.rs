@@ -124,7 +124,7 @@ fn main() -> Result<(), Failure> {
         [url, "soak", end] => soak(url, end.parse()?, None),
         [url, "soak", end, pid] => soak(url, end.parse()?, Some(pid)),
         _ => {
-            Err("expected a URL, then speed, or soak, a number of requests or hours, and the process id of \
+            Err("expected a URL, then `speed`, or `soak` with a number of requests or hours (2h) and, if it is known, the process id of \
                   the server"
                 .into())
         }

@@ -71,7 +71,7 @@ impl Metrics {
             &mut out,
             "first_token_seconds",
             "summary",
-            "Time from the begin of a reply to its first token.",
+            "Time from the beginning of a reply to its first token.",
         );
         let count = self.first_tokens.load(Relaxed);
         let _ = writeln!(

@@ -81,7 +81,12 @@ impl FromRequest<Arc<App>> for Body {
         };
         let read = tokio::time::timeout(time, Bytes::from_request(request, app)).await;
         Ok(Body(match read {
-            Ok(body) => body.map_err(|error| Failure::Body(error.status(), error.body_text())),
+            Ok(body) => body.map_err(|error| match error.status() {
+                status @ StatusCode::PAYLOAD_TOO_LARGE => {
+                    Failure::Body(status, format!("the body has more than {} bytes", app.body))
+                }
+                status => Failure::Body(status, error.body_text()),
+            }),
             Err(_) => Err(late()),
         }))
     }

@@ -363,7 +363,7 @@ fn what_is_wrong_is_said_and_the_server_goes_on() {
             None,
             "expected",
         ),
-        (chat, "x".repeat(20_000), 413, None, None, "length limit"),
+        (chat, "x".repeat(20_000), 413, None, None, "the body has more than"),
         ("/v1/completions", "{}".into(), 400, Some("prompt"), None, "a text or its tokens"),
         ("/v1/completions", json!({ "prompt": [99_999_999] }).to_string(), 400, None, None, "99999999"),
         (
