@@ -19,7 +19,7 @@ pub struct Cuda {
     stream: Arc<CudaStream>,
     /// Of copies from the GPU, which wait for the work that they need and for no other thread's.
     copies: Arc<CudaStream>,
-    /// Those that no thread waits for: a new one for each token takes a call more.
+    /// Those that no thread waits for: a new one for each token takes two calls more.
     events: Mutex<Vec<CudaEvent>>,
     module: sys::CUmodule,
     /// The thread that records launches. Locked for every call.

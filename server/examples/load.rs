@@ -123,11 +123,11 @@ fn main() -> Result<(), Failure> {
         [url, "speed"] => speed(url),
         [url, "soak", end] => soak(url, end.parse()?, None),
         [url, "soak", end, pid] => soak(url, end.parse()?, Some(pid)),
-        _ => {
-            Err("expected a URL, then `speed`, or `soak` with a number of requests or hours (2h) and, if it is known, the process id of \
-                  the server"
-                .into())
-        }
+        _ => Err(
+            "expected a URL, then `speed`, or `soak` with a number of requests or hours (2h) and, on this \
+                  machine, the server's process id"
+                .into(),
+        ),
     }
 }
 

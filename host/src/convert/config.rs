@@ -118,7 +118,8 @@ impl Config {
             None => return Err(wrong("head_dim", None, "a whole number of 32 bits")),
         };
         if head_dim as usize > ModelConfig::MAX_HEAD_DIM {
-            return Err(wrong("head_dim", Some(&json!(head_dim)), "at most 4096"));
+            let (found, max) = (head_dim.into(), ModelConfig::MAX_HEAD_DIM as u64);
+            return Err(shohin_core::Error::Limit { what: "head_dim", found, max }.into());
         }
         let mut config = Config {
             architecture,

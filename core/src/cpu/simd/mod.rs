@@ -6,6 +6,8 @@
 
 use half::f16;
 
+use crate::magnitude::largest_bits;
+
 /// Numbers in a vector.
 pub(crate) const LANES: usize = 16;
 
@@ -51,16 +53,8 @@ pub(crate) trait Simd {
     /// The largest magnitude of `n` floats at `p`, a multiple of [`LANES`]; NaN if one is NaN.
     #[inline(always)]
     unsafe fn largest(p: *const f32, n: usize) -> f32 {
-        // Magnitudes compare like their bits, with NaN above infinity.
-        let mut lanes = [0; LANES];
         // SAFETY: the caller's promise.
-        let floats = unsafe { core::slice::from_raw_parts(p, n) };
-        for floats in floats.as_chunks::<LANES>().0 {
-            for l in 0..LANES {
-                lanes[l] = lanes[l].max(floats[l].to_bits() & 0x7fff_ffff);
-            }
-        }
-        f32::from_bits(lanes.iter().fold(0, |most, lane| most.max(*lane)))
+        f32::from_bits(largest_bits(unsafe { core::slice::from_raw_parts(p, n) }))
     }
 
     /// Prefetches the cache line at `p`, which may be any address.
