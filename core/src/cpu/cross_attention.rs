@@ -302,7 +302,7 @@ impl<'w> CrossAttention<'w> {
             let (row, head) = (i / kv, i % kv);
             by_head[(head * n + row) * width..][..width].copy_from_slice(q);
         }
-        C::prepare(by_head, dim);
+        C::prepare(self.isa, by_head, dim);
         let cache = encoded.cache.storage::<C>()?;
         let attention = CausalAttention {
             cache: &cache,

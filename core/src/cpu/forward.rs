@@ -484,6 +484,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         dispatch(
             self.isa,
             QkNormRopeStore::<C> {
+                isa: self.isa,
                 norms,
                 eps,
                 pairing: program.pairing,
@@ -741,6 +742,7 @@ struct Part<'p> {
 /// Normalizes and rotates the heads of `q` and `k`, stores `k` and `v`, and prepares `q` for the cache
 /// format.
 struct QkNormRopeStore<'a, C> {
+    isa: Isa,
     /// Weights `(head_dim)` of the norms of queries and of keys.
     norms: Option<(&'a [f32], &'a [f32])>,
     eps: f32,
@@ -786,7 +788,7 @@ impl<C: FlashCodec> SimdOp for QkNormRopeStore<'_, C> {
                 }
             }
             self.storage.write(self.layer, self.start + t, k, v);
-            C::prepare(q, d);
+            C::prepare(self.isa, q, d);
         }
     }
 }

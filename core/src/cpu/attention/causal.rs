@@ -65,13 +65,16 @@ impl<C: FlashCodec> CausalAttention<'_, '_, C> {
             let (splits, len) = (seen.div_ceil(SPLIT), part_len(d));
             let scratch = &mut scratch[..splits * heads * self.group * len];
             for_each_chunk(pool, scratch, self.group * len, &|job, parts| {
-                let (split, head) = (job / heads, job % heads);
+                // A worker goes on with the same head, whose next positions are being prefetched.
+                let (head, split) = (job / splits, job % splits);
                 let range = split * SPLIT..seen.min((split + 1) * SPLIT);
                 let q = queries(0, head * width, 1);
                 flash_attention_split(isa, self.cache.view(self.layer, head, seen), q, range, parts);
             });
             for (i, out) in out.chunks_exact_mut(d).enumerate() {
-                merge_splits(scratch.chunks_exact(len).skip(i).step_by(heads * self.group), out);
+                let (head, query) = (i / self.group, i % self.group);
+                let parts = scratch.chunks_exact(len).skip(head * splits * self.group + query);
+                merge_splits(parts.step_by(self.group).take(splits), out);
             }
             return;
         }
@@ -129,15 +132,14 @@ mod tests {
         // The previous content of the memory must not matter.
         let mut memory = alloc::vec![0xff; plan.total().unwrap()];
         let mut cache = KvStorage::<C>::new(shape, &mut Arena::new(&mut memory)).unwrap();
-        let mut q = q.to_vec();
-        C::prepare(&mut q, d);
         for position in 0..len {
             let row = position * row..(position + 1) * row;
             cache.write(1, position, &keys[row.clone()], &values[row]);
         }
         let run = |isa, pool: &dyn Pool, first: usize, n: usize| {
-            let q = &q[first * columns..(first + n) * columns];
-            let start = len - tokens + first;
+            let mut q = q[first * columns..(first + n) * columns].to_vec();
+            C::prepare(isa, &mut q, d);
+            let (start, q) = (len - tokens + first, &q[..]);
             let attention = CausalAttention { cache: &cache, layer: 1, start, group, pattern, slopes, q };
             let mut out = alloc::vec![f32::NAN; n * columns];
             let mut scratch = alloc::vec![f32::NAN; scratch_len(&shape, kv_heads * group, n)];
@@ -425,7 +427,7 @@ mod tests {
             cache.write(0, position, k, v);
         }
         let mut q = q.to_vec();
-        C::prepare(&mut q, d);
+        C::prepare(Isa::detect(), &mut q, d);
         let start = (k.len() - q.len()) / d;
         let mut out = alloc::vec![0.0; q.len()];
         let attention =

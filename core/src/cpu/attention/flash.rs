@@ -99,8 +99,8 @@ compiled!(
 
 /// A cache format that attention reads in place.
 pub(crate) trait FlashCodec: Compiled {
-    /// Converts queries `(rows, head_dim)` to the operand that keys of this format are multiplied with.
-    fn prepare(q: &mut [f32], head_dim: usize);
+    /// Converts queries `(rows, head_dim)` to the operand that keys of this format are multiplied with by this instruction set.
+    fn prepare(isa: Isa, q: &mut [f32], head_dim: usize);
 
     /// Writes the products of the queries and the keys from position `start` on to `scores`, which are zero.
     /// `N4` is the number of vectors processed at once for four queries (0: never four), `N2` for two, `N1`
@@ -418,7 +418,7 @@ unsafe fn run<L: Simd, C: FlashCodec, const N4: usize, const N2: usize, const N1
                     let slope = job.slopes[(job.first_slope + r) % job.slopes.len()];
                     add_bias(&mut scores[r], slope, job.seen[r] - 1 - start);
                 }
-                decay[r] = softmax[r].add_tile(&mut scores[r], visible[r], hidden[r].clone());
+                decay[r] = softmax[r].add_tile::<L>(&mut scores[r], visible[r], hidden[r].clone());
             }
             C::sum::<L, N4, V2, N1>(&job.head, &rows, &scores, &decay, start, &job.out, scratch);
         }
@@ -438,23 +438,17 @@ fn add_bias(scores: &mut [f32; TILE], slope: f32, ahead: usize) {
 
 impl Softmax {
     /// Turns the first `n` scores of a tile but those `hidden` into weights; returns the factor for earlier outputs.
+    ///
+    /// Safety: as for [`Simd`].
     #[inline(always)]
-    fn add_tile(&mut self, scores: &mut [f32; TILE], n: usize, hidden: Range<usize>) -> f32 {
+    unsafe fn add_tile<L: Simd>(&mut self, scores: &mut [f32; TILE], n: usize, hidden: Range<usize>) -> f32 {
         // Masked positions add nothing, as e^-inf is 0.
         scores[n..].fill(f32::NEG_INFINITY);
         if let Some(hidden) = scores.get_mut(hidden) {
             hidden.fill(f32::NEG_INFINITY);
         }
-        let mut most = [self.max; LANES];
-        for scores in scores.as_chunks::<LANES>().0 {
-            for l in 0..LANES {
-                most[l] = if scores[l] > most[l] { scores[l] } else { most[l] };
-            }
-        }
-        let mut max = self.max;
-        for most in most {
-            max = if most > max { most } else { max };
-        }
+        // SAFETY: the caller's promise.
+        let max = unsafe { L::most(self.max, scores.as_ptr(), TILE) };
         // If every score so far is -inf or NaN, there is no maximum to subtract.
         let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let mut sums = [0.0; LANES];

@@ -7,6 +7,7 @@ use half::f16;
 
 use super::flash::{Compiled, FlashCodec, ROWS, SCRATCH, Span, TILE, prefetch};
 use crate::cache::{BLOCK_POSITIONS, Element, Float, Float8, KvView};
+use crate::cpu::isa::Isa;
 use crate::cpu::simd::{LANES, Simd};
 
 /// Elements of a head that are converted to f32 at once for many queries.
@@ -59,7 +60,7 @@ where
     Float<E>: Compiled,
 {
     #[inline(always)]
-    fn prepare(_: &mut [f32], _: usize) {}
+    fn prepare(_: Isa, _: &mut [f32], _: usize) {}
 
     #[inline(always)]
     unsafe fn score<L: Simd, const N4: usize, const N2: usize, const N1: usize>(

@@ -3,6 +3,8 @@
 mod causal;
 mod flash;
 mod float;
+#[cfg(target_arch = "x86_64")]
+mod half_bytes;
 mod quantized;
 
 pub(crate) use causal::{CausalAttention, scratch_len};

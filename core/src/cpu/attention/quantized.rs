@@ -8,20 +8,26 @@
 use half::f16;
 
 use super::flash::{Compiled, FlashCodec, ROWS, Span, TILE, prefetch};
+#[cfg(target_arch = "x86_64")]
+use super::half_bytes;
 use crate::cache::{
     BLOCK_POSITIONS, Codes, KvCodec, KvView, PairCodec, Quantized, SCALE_GROUP, largest, round,
 };
+use crate::cpu::isa::Isa;
 use crate::cpu::simd::{LANES, Simd};
 
 /// Whether several queries are computed at once.
 const UNROLLED: bool = cfg!(feature = "unrolled");
-/// The largest magnitude of the integers for queries and weights.
-const LARGEST: f32 = 32767.0;
+/// The largest magnitude of the integers for queries and weights: 256 times a byte with a sign, plus another.
+pub(super) const LARGEST: f32 = (256 * 127 + 127) as f32;
 /// Smaller magnitudes count as zero, so that no reciprocal overflows.
-const LEAST: f32 = f32::from_bits((127 - 100) << 23);
+pub(super) const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 
 /// Pairs of codes that vectors are loaded from.
 pub(crate) trait LoadPairs: PairCodec {
+    /// Whether a pair is one byte.
+    const HALF_BYTES: bool = Self::PAIR == 1;
+
     /// 16 pairs of codes at `p`, widened.
     ///
     /// Safety: as for [`Simd`].
@@ -48,9 +54,10 @@ impl<P: LoadPairs> FlashCodec for Quantized<P>
 where
     Quantized<P>: Compiled,
 {
-    /// Stores pairs of 16-bit integers in the first half of a row, followed by their step as a float.
+    /// Stores pairs of 16-bit integers in the first half of a row, followed by their step as a float; see `half_bytes.rs` for
+    /// what those products take instead.
     #[inline(always)]
-    fn prepare(q: &mut [f32], head_dim: usize) {
+    fn prepare(isa: Isa, q: &mut [f32], head_dim: usize) {
         for row in q.chunks_exact_mut(head_dim) {
             let most = largest(row);
             let (step, inverse) = match most {
@@ -65,6 +72,11 @@ where
             }
             row[head_dim / 2] = step;
         }
+        let _ = isa;
+        #[cfg(target_arch = "x86_64")]
+        if P::HALF_BYTES {
+            half_bytes::prepare(isa, q, head_dim);
+        }
     }
 
     #[inline(always)]
@@ -77,11 +89,18 @@ where
         _: *mut f32,
     ) {
         let (d, bytes) = (view.head_dim, Self::key_block(view.head_dim));
+        let blocks = rows.most().div_ceil(BLOCK_POSITIONS);
         // SAFETY: the caller's promise.
         unsafe {
             let keys = view.block(view.head, start).0;
             let next = later_tile(view, start).map(|(keys, _)| keys);
-            for b in 0..rows.most().div_ceil(BLOCK_POSITIONS) {
+            #[cfg(target_arch = "x86_64")]
+            if P::HALF_BYTES && L::AVX512 && half_bytes::fits(d) {
+                let keys = half_bytes::Tile { p: keys, block: bytes, blocks, head_dim: d, next };
+                let rows = rows.first..rows.count;
+                return half_bytes::score(keys, &q[rows.clone()], &mut scores[rows]);
+            }
+            for b in 0..blocks {
                 let keys = keys.add(b * bytes);
                 let next = next.map(|next| next.wrapping_add(b * bytes));
                 let mut r = rows.first;
@@ -111,11 +130,24 @@ where
         decay: &[f32; ROWS],
         start: usize,
         out: &[*mut f32; ROWS],
-        _: *mut f32,
+        scratch: *mut f32,
     ) {
         let (d, bytes) = (view.head_dim, Self::value_block(view.head_dim));
         let blocks = rows.most().div_ceil(BLOCK_POSITIONS);
         let next = later_tile(view, start).map(|(_, values)| values);
+        let _ = scratch;
+        #[cfg(target_arch = "x86_64")]
+        if P::HALF_BYTES && L::AVX512 && half_bytes::fits(d) {
+            let (visible, rows) = (rows.visible, rows.first..rows.count);
+            let (weights, visible, decay, out) =
+                (&weights[rows.clone()], &visible[rows.clone()], &decay[rows.clone()], &out[rows]);
+            // SAFETY: the caller's promise.
+            return unsafe {
+                let values = view.block(view.head, start).1;
+                let values = half_bytes::Tile { p: values, block: bytes, blocks, head_dim: d, next };
+                half_bytes::sum(values, weights, visible, decay, out, scratch);
+            };
+        }
         let mut integers = [[0; TILE]; ROWS];
         let mut steps = [0.0; ROWS];
         let mut scales = [0.0; TILE];
@@ -158,11 +190,15 @@ where
 }
 
 /// Where the keys and values of the second tile after the one at `start` begin, to prefetch them (a closer
-/// tile would arrive too late); `None` if there is none.
+/// tile would arrive too late): of the next head after the last; `None` if there is none.
 #[inline(always)]
 fn later_tile<C: KvCodec>(view: &KvView<'_, C>, start: usize) -> Option<(*const u8, *const u8)> {
     let next = start + 2 * TILE;
-    (next < view.len).then(|| view.block(view.head, next))
+    let (head, next) = match next.checked_sub(view.len.next_multiple_of(TILE)) {
+        None => (view.head, next),
+        Some(next) => (view.head + 1, next),
+    };
+    (next < view.len && view.placement.holds(head, next + 1)).then(|| view.block(head, next))
 }
 
 /// Scores `R` queries against the keys of a block, with `S` independent accumulators each; returns `R`.

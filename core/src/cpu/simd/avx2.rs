@@ -165,6 +165,21 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn most(start: f32, p: *const f32, n: usize) -> f32 {
+        // SAFETY: the caller has AVX2 and the floats.
+        unsafe {
+            let mut most = _mm256_set1_ps(start);
+            for at in (0..n).step_by(8) {
+                // The second operand, if one is NaN.
+                most = _mm256_max_ps(_mm256_loadu_ps(p.add(at)), most);
+            }
+            let most = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps::<1>(most));
+            let most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+            _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)))
+        }
+    }
+
+    #[inline(always)]
     fn prefetch(p: *const u8) {
         prefetch(p);
     }

@@ -42,6 +42,8 @@ unsafe fn dpwssd_all(mut n: __m512i, a: __m512i, p: *const i32) -> __m512i {
 pub(crate) struct Avx512;
 
 impl Simd for Avx512 {
+    const AVX512: bool = true;
+
     type F = __m512;
 
     #[inline(always)]
@@ -150,6 +152,19 @@ impl Simd for Avx512 {
                 most = _mm512_max_epu32(most, _mm512_castps_si512(magnitude));
             }
             f32::from_bits(_mm512_reduce_max_epu32(most))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn most(start: f32, p: *const f32, n: usize) -> f32 {
+        // SAFETY: the caller has AVX-512 and the floats.
+        unsafe {
+            let mut most = Self::splat(start);
+            for at in (0..n).step_by(LANES) {
+                // The second operand, if one is NaN.
+                most = _mm512_max_ps(_mm512_loadu_ps(p.add(at)), most);
+            }
+            _mm512_reduce_max_ps(most)
         }
     }
 

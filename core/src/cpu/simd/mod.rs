@@ -16,6 +16,10 @@ pub(crate) const LANES: usize = 16;
 /// Safety: all functions need the instruction set; pointers must be valid for [`LANES`] numbers, at any
 /// alignment.
 pub(crate) trait Simd {
+    /// Whether it is AVX-512 with VNNI.
+    #[cfg(target_arch = "x86_64")]
+    const AVX512: bool = false;
+
     /// 16 floats.
     type F: Copy;
 
@@ -55,6 +59,24 @@ pub(crate) trait Simd {
     unsafe fn largest(p: *const f32, n: usize) -> f32 {
         // SAFETY: the caller's promise.
         f32::from_bits(largest_bits(unsafe { core::slice::from_raw_parts(p, n) }))
+    }
+
+    /// The largest of `start` and `n` floats at `p`, a multiple of [`LANES`]; NaN counts as the smallest.
+    #[inline(always)]
+    unsafe fn most(start: f32, p: *const f32, n: usize) -> f32 {
+        let mut most = [start; LANES];
+        for at in (0..n).step_by(LANES) {
+            for l in 0..LANES {
+                // SAFETY: the caller's promise.
+                let x = unsafe { *p.add(at + l) };
+                most[l] = if x > most[l] { x } else { most[l] };
+            }
+        }
+        let mut all = start;
+        for most in most {
+            all = if most > all { most } else { all };
+        }
+        all
     }
 
     /// Prefetches the cache line at `p`, which may be any address.
