@@ -1,7 +1,7 @@
 // Causal attention with an online softmax. `attention`: one block of four warps per query head, row and part of the
-// positions; the lanes of a warp have the elements of a head, and its warps every fourth position. `attention_join` merges
-// the parts (flash decoding). See core's attention.rs for the patterns. `rope_attention` is rope_store and attention of a
-// single row in one launch.
+// positions. A warp has every fourth position, four at once, whose loads do not wait for one another, and a lane has four or
+// eight elements of a head. `attention_join` merges the parts (flash decoding). See core's attention.rs for the patterns.
+// `rope_attention` is rope_store and attention of a single row in one launch.
 
 struct AttentionArgs {
     Cache cache;
@@ -37,72 +37,174 @@ __device__ __forceinline__ bool sees(const AttentionArgs &p, u32 query, u32 key)
     return false;
 }
 
-// Of the row's own position, from `own`, if ROPE says that it is not in the cache yet.
+// Positions that a warp reads at once.
+const u32 KEYS = 4;
+
+// The softmax of some positions: each lane has elements 4 lane to 4 lane + 3 of the sum of values, and with two `CHUNKS` those
+// 128 after them.
+template <u32 CHUNKS> struct Softmax {
+    float q[4 * CHUNKS]; // of the query, times the scale
+    float sum[4 * CHUNKS];
+    float top, weight;
+};
+
+// Adds those of the positions `begin..end` that a warp has.
+template <CacheKind KIND, u32 CHUNKS>
+__device__ __forceinline__ void add_keys(const AttentionArgs &a, u32 kv_head, u32 query, u32 begin, u32 end,
+                                         Softmax<CHUNKS> &s) {
+    const Cache &c = a.cache;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const float *key_scales = cache_scales(c, c.keys), *value_scales = cache_scales(c, c.values);
+    u64 head = (u64)kv_head * c.capacity * c.dim;
+    for (u32 first = begin + warp; first < end; first += 4 * KEYS) {
+        u32 mine = first + 4 * (lane % KEYS), seen = __ballot_sync(0xffffffffu, mine < end && sees(a, query, mine));
+        // The same for all lanes.
+        if (seen == 0) continue;
+        // Without conditions: positions that are not seen have the weight 0, and lanes without elements 0 as their query.
+        float4 k[KEYS][CHUNKS], v[KEYS][CHUNKS];
+        for (u32 j = 0; j < KEYS; j++)
+            for (u32 i = 0; i < CHUNKS; i++) {
+                u64 at = head + (u64)min(first + 4 * j, end - 1) * c.dim + min(4 * lane + 128 * i, c.dim - 4);
+                k[j][i] = cache_four<KIND>(c, c.keys, key_scales, at);
+                v[j][i] = cache_four<KIND>(c, c.values, value_scales, at);
+            }
+        float score[KEYS], highest = s.top;
+        for (u32 j = 0; j < KEYS; j++) {
+            score[j] = 0.0f;
+            for (u32 i = 0; i < CHUNKS; i++) {
+                const float *q = s.q + 4 * i;
+                score[j] += q[0] * k[j][i].x + q[1] * k[j][i].y + q[2] * k[j][i].z + q[3] * k[j][i].w;
+            }
+        }
+        for (u32 o = 16; o > 0; o /= 2)
+            for (u32 j = 0; j < KEYS; j++) score[j] += __shfl_xor_sync(0xffffffffu, score[j], o);
+        for (u32 j = 0; j < KEYS; j++)
+            if (seen >> j & 1) highest = fmaxf(highest, score[j]);
+        float decay = expf(s.top - highest);
+        s.top = highest;
+        s.weight *= decay;
+        for (u32 i = 0; i < 4 * CHUNKS; i++) s.sum[i] *= decay;
+        for (u32 j = 0; j < KEYS; j++) {
+            float w = seen >> j & 1 ? expf(score[j] - highest) : 0.0f;
+            s.weight += w;
+            for (u32 i = 0; i < CHUNKS; i++) {
+                float *sum = s.sum + 4 * i;
+                sum[0] += w * v[j][i].x;
+                sum[1] += w * v[j][i].y;
+                sum[2] += w * v[j][i].z;
+                sum[3] += w * v[j][i].w;
+            }
+        }
+    }
+}
+
+// What a warp of a block found: the highest score, the sum of weights, and the sum of values.
+struct Found {
+    float tops[4], weights[4];
+    float values[4][256];
+};
+
+// The positions `begin..end` for the query `q`, whose heads have at most 128 times `CHUNKS` elements.
+template <CacheKind KIND, u32 CHUNKS>
+__device__ __forceinline__ void attend_warp(const AttentionArgs &a, const float *q, u32 kv_head, u32 query, u32 begin,
+                                            u32 end, Found &found) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Softmax<CHUNKS> s;
+    for (u32 i = 0; i < 4 * CHUNKS; i++) {
+        u32 element = 4 * lane + 128 * (i / 4) + i % 4;
+        s.q[i] = element < a.cache.dim ? q[element] * a.scale : 0.0f;
+        s.sum[i] = 0.0f;
+    }
+    s.top = -1e30f;
+    s.weight = 0.0f;
+    add_keys<KIND, CHUNKS>(a, kv_head, query, begin, end, s);
+    for (u32 i = 0; i < 4 * CHUNKS; i++) {
+        u32 element = 4 * lane + 128 * (i / 4) + i % 4;
+        if (element < a.cache.dim) found.values[warp][element] = s.sum[i];
+    }
+    if (lane == 0) {
+        found.tops[warp] = s.top;
+        found.weights[warp] = s.weight;
+    }
+}
+
+// Of the row's own position, which is not in the cache yet if ROPE says so, from `rope`.
 template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs &a, const RopeArgs *rope) {
-    __shared__ float results[4][256];
-    __shared__ float tops[4], weights[4];
+    __shared__ Found found;
+    // The query, and the key and the value of its own position as the cache has them.
+    __shared__ float heads[ROPE ? 3 : 1][256];
     u32 dim = a.cache.dim, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 row = a.first_row + blockIdx.y, head = blockIdx.x, kv_head = head / (a.heads / a.cache.kv_heads);
     u32 query = a.positions[row], count = query + 1;
     u32 span = (count + a.parts_count - 1) / a.parts_count;
     u32 begin = min(blockIdx.z * span, count), end = min(begin + span, count);
-    float q[8] = {}, sum[8] = {};
-    const float *from = a.q + ((u64)row * a.heads + head) * dim;
-    Cache own = a.cache;
+    const float *q = a.q + ((u64)row * a.heads + head) * dim;
+    bool own = ROPE && begin <= query && query < end;
     if constexpr (ROPE) {
-        // A head, and a cache of this position alone, whose numbers are rounded as the other's.
-        __shared__ float heads[3][256], stored[2][256];
-        own.keys = (unsigned char *)stored[0];
-        own.values = (unsigned char *)stored[1];
-        own.capacity = own.kv_heads = 1;
+        __shared__ uint4 stored[2][64];
         Kind kind = warp == 0 ? QUERY : warp == 1 ? KEY : VALUE;
-        bool last = begin <= query && query < end;
         // The same for all lanes.
-        if (kind == QUERY || (last && warp < 3)) {
+        if (kind == QUERY || (own && warp < 3)) {
             load_head(*rope, kind, kind == QUERY ? head : kv_head, row, lane, heads[warp]);
             if (kind != QUERY) {
-                store_head(own, kind == KEY ? own.keys : own.values, 0, lane, heads[warp]);
+                Cache one = a.cache;
+                one.keys = one.values = (unsigned char *)stored[warp - 1];
+                one.capacity = one.kv_heads = 1;
+                store_head(one, one.keys, 0, lane, heads[warp]);
                 u64 at = ((u64)kv_head * a.cache.capacity + query) * dim;
                 if (head % (a.heads / a.cache.kv_heads) == 0)
                     store_head(a.cache, kind == KEY ? a.cache.keys : a.cache.values, at, lane, heads[warp]);
+                __syncwarp();
+                for (u32 i = 4 * lane; i < dim; i += 128) {
+                    float4 x = cache_any(one, one.keys, i);
+                    heads[warp][i] = x.x, heads[warp][i + 1] = x.y, heads[warp][i + 2] = x.z, heads[warp][i + 3] = x.w;
+                }
             }
         }
         __syncthreads();
-        from = heads[0];
+        q = heads[0];
+        end = own ? end - 1 : end;
     }
-    for (u32 i = 0; i < dim / 32; i++) q[i] = from[i * 32 + lane] * a.scale;
-    float top = -1e30f, weight = 0.0f;
-    for (u32 key = begin + warp; key < end; key += 4) {
-        // The same for all lanes.
-        if (!sees(a, query, key)) continue;
-        bool is_own = ROPE && key == query;
-        Cache cache = a.cache;
-        if (is_own) cache = own;
-        u64 at = is_own ? 0 : ((u64)kv_head * a.cache.capacity + key) * dim;
-        float score = 0.0f;
-        for (u32 i = 0; i < dim / 32; i++) score += q[i] * cache_get(cache, cache.keys, at + i * 32 + lane);
-        score = warp_sum(score);
-        float highest = fmaxf(top, score), decay = expf(top - highest), w = expf(score - highest);
-        top = highest;
-        weight = weight * decay + w;
-        for (u32 i = 0; i < dim / 32; i++)
-            sum[i] = sum[i] * decay + w * cache_get(cache, cache.values, at + i * 32 + lane);
-    }
-    for (u32 i = 0; i < dim / 32; i++) results[warp][i * 32 + lane] = sum[i];
-    if (lane == 0) {
-        tops[warp] = top;
-        weights[warp] = weight;
+#define ATTEND(KIND)                                                                                                   \
+    case KIND:                                                                                                         \
+        if (dim <= 128) attend_warp<KIND, 1>(a, q, kv_head, query, begin, end, found);                                 \
+        else attend_warp<KIND, 2>(a, q, kv_head, query, begin, end, found);                                            \
+        break;
+    switch (cache_kind(a.cache)) {
+        ATTEND(CACHE_F32)
+        ATTEND(CACHE_F16)
+        ATTEND(CACHE_F8)
+        ATTEND(CACHE_INT8)
+        ATTEND(CACHE_INT4)
     }
     __syncthreads();
-    float highest = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3])), total = 0.0f, decay[4];
-    for (u32 w = 0; w < 4; w++) {
-        decay[w] = expf(tops[w] - highest);
-        total += weights[w] * decay[w];
+    // Of the row's own position; every warp computes it.
+    float last = -1e30f;
+    if constexpr (ROPE) {
+        if (own) {
+            last = 0.0f;
+            // In the order of `add_keys`.
+            for (u32 i = 4 * lane; i < dim; i += 128) {
+                const float *q = heads[0] + i, *k = heads[1] + i;
+                last += q[0] * a.scale * k[0] + q[1] * a.scale * k[1] + q[2] * a.scale * k[2] + q[3] * a.scale * k[3];
+            }
+            last = warp_sum(last);
+        }
     }
+    float highest = last, total = 0.0f, decay[4];
+    for (u32 w = 0; w < 4; w++) highest = fmaxf(highest, found.tops[w]);
+    for (u32 w = 0; w < 4; w++) {
+        decay[w] = expf(found.tops[w] - highest);
+        total += found.weights[w] * decay[w];
+    }
+    float by = own ? expf(last - highest) : 0.0f;
+    total += by;
     float *part = a.parts + (((u64)row * a.heads + head) * a.parts_count + blockIdx.z) * (dim + 2);
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
         float x = 0.0f;
-        for (u32 w = 0; w < 4; w++) x += results[w][i] * decay[w];
+        for (u32 w = 0; w < 4; w++) x += found.values[w][i] * decay[w];
+        if constexpr (ROPE)
+            if (own) x += by * heads[2][i];
         part[i] = x;
     }
     if (threadIdx.x == 0) {

@@ -58,17 +58,47 @@ __device__ __forceinline__ void cache_put(const Cache &c, unsigned char *base, u
     }
 }
 
-// Element `at` of the cache.
-__device__ __forceinline__ float cache_get(const Cache &c, unsigned char *base, u64 at) {
-    if (c.mantissa != 0) return float8_value(base[at], c.mantissa);
-    if (c.bits == 32) return ((const float *)base)[at];
-    if (c.bits == 16) return half_value(((const unsigned short *)base)[at]);
-    int code;
-    if (c.bits == 8) {
-        code = ((const signed char *)base)[at];
-    } else {
-        int nibble = base[at / 2] >> (4 * (at % 2)) & 15;
-        code = nibble >= 8 ? nibble - 16 : nibble;
+// How a cache stores its elements.
+enum CacheKind { CACHE_F32, CACHE_F16, CACHE_F8, CACHE_INT8, CACHE_INT4 };
+
+__device__ __forceinline__ CacheKind cache_kind(const Cache &c) {
+    if (c.mantissa != 0) return CACHE_F8;
+    return c.bits == 32 ? CACHE_F32 : c.bits == 16 ? CACHE_F16 : c.bits == 8 ? CACHE_INT8 : CACHE_INT4;
+}
+
+// Four elements from `at` on, a multiple of 4. `scales` are those of the cache.
+template <CacheKind KIND>
+__device__ __forceinline__ float4 cache_four(const Cache &c, const unsigned char *base, const float *scales, u64 at) {
+    if constexpr (KIND == CACHE_F32) return *(const float4 *)(base + 4 * at);
+    if constexpr (KIND == CACHE_F16) {
+        uint2 x = *(const uint2 *)(base + 2 * at);
+        return float4{half_value(x.x & 0xffff), half_value(x.x >> 16), half_value(x.y & 0xffff), half_value(x.y >> 16)};
     }
-    return (float)code * cache_scales(c, base)[at / 32];
+    if constexpr (KIND == CACHE_F8) {
+        u32 x = *(const u32 *)(base + at), m = c.mantissa;
+        return float4{float8_value(x & 255, m), float8_value(x >> 8 & 255, m), float8_value(x >> 16 & 255, m),
+                      float8_value(x >> 24, m)};
+    }
+    int x, y, z, w;
+    if constexpr (KIND == CACHE_INT8) {
+        u32 codes = *(const u32 *)(base + at);
+        x = (int)(codes << 24) >> 24, y = (int)(codes << 16) >> 24, z = (int)(codes << 8) >> 24, w = (int)codes >> 24;
+    } else {
+        u32 codes = *(const unsigned short *)(base + at / 2);
+        x = (int)(codes << 28) >> 28, y = (int)(codes << 24) >> 28, z = (int)(codes << 20) >> 28, w = (int)(codes << 16) >> 28;
+    }
+    float scale = scales[at / 32];
+    return float4{(float)x * scale, (float)y * scale, (float)z * scale, (float)w * scale};
+}
+
+// The same of any cache.
+__device__ __forceinline__ float4 cache_any(const Cache &c, unsigned char *base, u64 at) {
+    const float *scales = cache_scales(c, base);
+    switch (cache_kind(c)) {
+    case CACHE_F32: return cache_four<CACHE_F32>(c, base, scales, at);
+    case CACHE_F16: return cache_four<CACHE_F16>(c, base, scales, at);
+    case CACHE_F8: return cache_four<CACHE_F8>(c, base, scales, at);
+    case CACHE_INT8: return cache_four<CACHE_INT8>(c, base, scales, at);
+    default: return cache_four<CACHE_INT4>(c, base, scales, at);
+    }
 }

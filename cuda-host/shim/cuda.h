@@ -21,8 +21,14 @@ struct ShimWidth {
 struct float2 {
     float x, y;
 };
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
 };
 // The launch's memory of a block, which ends where the sanitizer looks.
 inline thread_local uint4 *shim_shared = nullptr;
