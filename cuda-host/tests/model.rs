@@ -167,14 +167,14 @@ fn golden_logits() {
     golden.check(|activations| cuda(&golden.file, activations, &options).logits(&golden.tokens, true));
 }
 
-/// Every cache format, with three and twelve query heads per key-value head: rows at once, and a row whose positions
-/// are divided.
+/// Every cache format, with one, three and twelve query heads per key-value head, of one and two times 128 elements and of
+/// parts of them: rows at once, and a row whose positions are divided.
 #[test]
 fn caches_agree() {
-    for (heads, kv_heads) in [(6, 2), (12, 1)] {
-        let shape = Shape { heads, kv_heads, context: 512, ..small() };
+    for (heads, kv_heads, head_dim) in [(6, 2, 64), (12, 1, 32), (1, 1, 256), (4, 2, 96)] {
+        let shape = Shape { heads, kv_heads, head_dim, context: 512, ..small() };
         let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
-        let tokens = tokens(14, 320);
+        let tokens = tokens(20, 320);
         let want = on_cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
         let last = &want[want.len() - 320..];
         for format in KV_FORMATS {
@@ -188,8 +188,8 @@ fn caches_agree() {
             };
             let On { mut device, mut session } = cuda(&file, Activations::F32, &kv(format));
             let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), last);
-            session.truncate(13).unwrap();
-            let logits = session.forward(&mut device, tokens[13]).unwrap().to_vec();
+            session.truncate(19).unwrap();
+            let logits = session.forward(&mut device, tokens[19]).unwrap().to_vec();
             let decoded = error(&logits, last);
             assert!(prefilled < bound && decoded < bound, "{format:?}: {prefilled} {decoded}");
             assert!(format == KvFormat::F32 || prefilled > 1e-6, "{format:?} must round");
