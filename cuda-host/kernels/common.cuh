@@ -59,17 +59,34 @@ struct Meta {
     short sums[2];
 };
 
-// Quantizes a unit of 32 activations, one a lane: integers max / 127.
+// Quantizes `count` of N units of 32 activations, the first one and those `apart` later, one activation a lane: integers
+// max / 127. Shuffles of one unit do not wait for those of another.
+template <u32 N>
+__device__ __forceinline__ void put_units(signed char *words, Meta *meta, u64 unit, u32 apart, u32 count, u32 lane,
+                                          const float (&x)[N]) {
+    float top[N];
+    int q[N];
+    for (u32 j = 0; j < N; j++) top[j] = fabsf(x[j]);
+    for (int o = 16; o > 0; o /= 2)
+        for (u32 j = 0; j < N; j++) top[j] = fmaxf(top[j], __shfl_xor_sync(0xffffffffu, top[j], o));
+    for (u32 j = 0; j < N; j++) {
+        // So small that its reciprocal may overflow: counts as zero.
+        float inverse = top[j] > 1e-30f ? 127.0f / top[j] : 0.0f;
+        float scaled = rintf(x[j] * inverse);
+        q[j] = scaled != scaled ? 0 : (int)fminf(fmaxf(scaled, -127.0f), 127.0f);
+        if (j < count) words[(unit + j * apart) * 32 + lane] = (signed char)q[j];
+    }
+    for (int o = 8; o > 0; o /= 2)
+        for (u32 j = 0; j < N; j++) q[j] += __shfl_xor_sync(0xffffffffu, q[j], o);
+    for (u32 j = 0; j < N; j++) {
+        int other = __shfl_xor_sync(0xffffffffu, q[j], 16);
+        if (lane == 0 && j < count) meta[unit + j * apart] = Meta{top[j] / 127.0f, {(short)q[j], (short)other}};
+    }
+}
+
 __device__ __forceinline__ void put_unit(signed char *words, Meta *meta, u64 unit, u32 lane, float x) {
-    float top = warp_max(fabsf(x));
-    // So small that its reciprocal may overflow: counts as zero.
-    float inverse = top > 1e-30f ? 127.0f / top : 0.0f;
-    float scaled = rintf(x * inverse);
-    int q = scaled != scaled ? 0 : (int)fminf(fmaxf(scaled, -127.0f), 127.0f);
-    words[unit * 32 + lane] = (signed char)q;
-    for (int o = 8; o > 0; o /= 2) q += __shfl_xor_sync(0xffffffffu, q, o);
-    int other = __shfl_xor_sync(0xffffffffu, q, 16);
-    if (lane == 0) meta[unit] = Meta{top / 127.0f, {(short)q, (short)other}};
+    const float one[1] = {x};
+    put_units(words, meta, unit, 0, 1, lane, one);
 }
 
 // A matrix in the layout of core's quant/packed.rs.
@@ -86,6 +103,14 @@ struct Matrix {
     u32 kind;      // of codes, see codes.cuh
     u32 levels[4]; // integers of codes that are indices, a byte each
 };
+
+// Whether each unit of 32 has one scale of 16 bits and no minimum, as in most formats.
+__device__ __forceinline__ bool is_simple(const Matrix &m) {
+    return m.scale_kind == 0 && m.parts == 1 && m.group >= 32;
+}
+
+// The scale of unit u of a simple matrix is the one at u >> this.
+__device__ __forceinline__ u32 unit_shift(const Matrix &m) { return 26 - __clz((int)m.group); }
 
 __device__ __forceinline__ float scale_half(const u32 *row, u32 i) {
     return half_value(row[i / 2] >> (16 * (i % 2)) & 0xffff);

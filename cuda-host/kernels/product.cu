@@ -35,18 +35,24 @@ struct Input {
     const Meta *meta;
 };
 
-// The input, in shared memory if the block normalizes it.
-template <bool INT8> __device__ __forceinline__ Input input(const ProductArgs &a) {
-    if (!a.norm) return Input{a.x, a.words, a.meta};
+// The input of a block that normalizes it, in shared memory.
+template <bool INT8> __device__ __forceinline__ Input normalized(const ProductArgs &a) {
     DYNAMIC_SHARED(shared);
     u32 cols = a.m[0].units * 32;
     Meta *meta = (Meta *)(shared + cols / 16);
     float scale = rms_scale(a.x, cols, a.eps);
-    for (u32 i = threadIdx.x; i < cols; i += blockDim.x) {
-        float y = a.x[i] * scale * a.norm[i];
-        // A warp has a unit.
-        if (INT8) put_unit((signed char *)shared, meta, i / 32, threadIdx.x % 32, y);
-        else ((float *)shared)[i] = y;
+    const u32 N = 4;
+    for (u32 i = threadIdx.x; i < cols; i += N * blockDim.x) {
+        // A warp has units.
+        u32 count = min((cols - i + blockDim.x - 1) / blockDim.x, N);
+        float y[N];
+        for (u32 j = 0; j < N; j++) {
+            u32 at = min(i + j * blockDim.x, cols - 1);
+            y[j] = a.x[at] * scale * a.norm[at];
+        }
+        if (INT8) put_units((signed char *)shared, meta, i / 32, blockDim.x / 32, count, threadIdx.x % 32, y);
+        else
+            for (u32 j = 0; j < count; j++) ((float *)shared)[i + j * blockDim.x] = y[j];
     }
     __syncthreads();
     return Input{(const float *)shared, shared, meta};
@@ -88,9 +94,70 @@ __device__ __forceinline__ float add_unit(const Matrix &m, const UnitScales &w, 
     return __fmaf_rn(part, meta.scale, sum);
 }
 
-// Products of row `row` of a matrix with the rows `from` of the input.
+// A row of a simple matrix.
+struct SimpleRow {
+    const u32 *codes;
+    const unsigned short *scales;
+    const u32 *levels;
+    u32 shift;
+    int factor, offset;
+};
+
+__device__ __forceinline__ SimpleRow simple_row(const Matrix &m, u64 row, u32 words) {
+    return SimpleRow{m.codes + row * m.units * words,
+                     (const unsigned short *)(m.scales + row * m.scale_words),
+                     m.levels,
+                     unit_shift(m),
+                     m.factor,
+                     m.offset};
+}
+
+// Products of simple rows of `units` units with the rows `from` of the input: the input is read once for all.
+template <class C, int ROWS, int TOKENS>
+__device__ __forceinline__ void dot_simple(const Input &in, const SimpleRow (&rows)[ROWS], u32 units, const u32 *from,
+                                           float (&sums)[ROWS][TOKENS]) {
+    for (int r = 0; r < ROWS; r++)
+        for (int t = 0; t < TOKENS; t++) sums[r][t] = 0.0f;
+#pragma unroll 2
+    for (u32 u = threadIdx.x % 32; u < units; u += 32) {
+        u32 four[ROWS][8];
+        float scales[ROWS];
+        for (int r = 0; r < ROWS; r++) {
+            u32 unit[C::WORDS];
+            load_unit(rows[r].codes + u * C::WORDS, unit);
+            scales[r] = half_value(rows[r].scales[u >> rows[r].shift]);
+            for (u32 s = 0; s < 8; s++) four[r][s] = C::four(unit, s, rows[r].levels);
+        }
+        for (int t = 0; t < TOKENS; t++) {
+            u32 at = from[t] * units + u;
+            uint4 x = in.words[2 * at], y = in.words[2 * at + 1];
+            Meta meta = in.meta[at];
+            int total = meta.sums[0] + meta.sums[1];
+            for (int r = 0; r < ROWS; r++) {
+                const u32(&f)[8] = four[r];
+                int n = 0;
+                n = __dp4a((int)f[0], (int)x.x, n);
+                n = __dp4a((int)f[1], (int)x.y, n);
+                n = __dp4a((int)f[2], (int)x.z, n);
+                n = __dp4a((int)f[3], (int)x.w, n);
+                n = __dp4a((int)f[4], (int)y.x, n);
+                n = __dp4a((int)f[5], (int)y.y, n);
+                n = __dp4a((int)f[6], (int)y.z, n);
+                n = __dp4a((int)f[7], (int)y.w, n);
+                n = n * rows[r].factor - rows[r].offset * total;
+                sums[r][t] = __fmaf_rn(__fmul_rn((float)n, scales[r]), meta.scale, sums[r][t]);
+            }
+        }
+    }
+    for (int o = 16; o > 0; o /= 2)
+        for (int r = 0; r < ROWS; r++)
+            for (int t = 0; t < TOKENS; t++) sums[r][t] += __shfl_xor_sync(0xffffffffu, sums[r][t], o);
+}
+
+// Products of row `row` of a matrix with the rows `from` of the input. Not inlined, as the code is long; by value, as what is
+// pointed to leaves the memory of arguments.
 template <class C, bool INT8, int TOKENS>
-__device__ __forceinline__ void dot_codes(const Input &in, const Matrix &m, u64 row, const u32 *from, float *sums) {
+__device__ __noinline__ void dot_any(Input in, Matrix m, u64 row, const u32 *from, float *sums) {
     const u32 *scales = m.scales + row * m.scale_words;
     for (int t = 0; t < TOKENS; t++) sums[t] = 0.0f;
     for (u32 u = threadIdx.x % 32; u < m.units; u += 32) {
@@ -140,8 +207,24 @@ __device__ __forceinline__ void dot_codes(const Input &in, const Matrix &m, u64 
     for (int t = 0; t < TOKENS; t++) sums[t] = warp_sum(sums[t]);
 }
 
+template <class C, bool INT8, int TOKENS>
+__device__ __forceinline__ void dot_codes(const Input &in, const Matrix &m, u64 row, const u32 *from, float *sums) {
+    if constexpr (INT8 && C::SIMPLE) {
+        if (is_simple(m)) {
+            SimpleRow rows[1] = {simple_row(m, row, C::WORDS)};
+            float found[1][TOKENS];
+            dot_simple<C, 1, TOKENS>(in, rows, m.units, from, found);
+            for (int t = 0; t < TOKENS; t++) sums[t] = found[0][t];
+            return;
+        }
+    }
+    dot_any<C, INT8, TOKENS>(in, m, row, from, sums);
+}
+
 // Codes that differ from matrix to matrix.
-struct Mixed {};
+struct Mixed {
+    static const bool SIMPLE = false;
+};
 
 template <class C, bool INT8, int TOKENS> struct Dot {
     __device__ __forceinline__ static void run(const Input &in, const Matrix &m, u64 row, const u32 *from, float *sums) {
@@ -169,9 +252,45 @@ template <bool INT8, int TOKENS> struct Dot<Mixed, INT8, TOKENS> {
     }
 };
 
-template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void product(const ProductArgs &a) {
+// Whether warps compute two rows at once: those of a gated product with the same number, or of neighbouring passes.
+__device__ __forceinline__ bool in_pairs(const ProductArgs &a, u32 which) {
+    if (a.epilogue == EPILOGUE_EXPERTS || !is_simple(a.m[which])) return false;
+    return a.epilogue == EPILOGUE_SWIGLU ? is_simple(a.m[which + 1]) : a.passes % 2 == 0;
+}
+
+// The outputs of a warp, from row `first` of the matrix on and `warps` apart, for a single row of the input.
+template <class C>
+__device__ __forceinline__ void product_pairs(const ProductArgs &a, const Input &in, u32 which, u64 expert_row, u32 first,
+                                              u32 warps, u32 from, u32 to, float *results) {
+    const Matrix &m = a.m[which];
+    bool gated = a.epilogue == EPILOGUE_SWIGLU;
+    for (u32 pass = 0; pass < a.passes; pass += gated ? 1 : 2) {
+        u32 row = first + pass * warps, next = gated ? row : min(row + warps, m.rows - 1);
+        // The whole warp.
+        if (row >= m.rows) break;
+        SimpleRow rows[2] = {simple_row(m, expert_row + row, C::WORDS),
+                             simple_row(gated ? a.m[which + 1] : m, expert_row + next, C::WORDS)};
+        float sums[2][1];
+        dot_simple<C, 2, 1>(in, rows, m.units, &from, sums);
+        if (threadIdx.x % 32 != 0) continue;
+        float *out = a.out[which] + (u64)to * m.rows;
+        if (gated) {
+            float y = swiglu(sums[0][0], sums[1][0]);
+            out[row] = y;
+            if (a.rounded) results[pass * warps + threadIdx.x / 32] = y;
+        } else if (a.epilogue == EPILOGUE_ADD) {
+            out[row] += sums[0][0];
+            if (next != row) out[next] += sums[1][0];
+        } else {
+            out[row] = sums[0][0];
+            out[next] = sums[1][0];
+        }
+    }
+}
+
+template <class C, bool INT8, int TOKENS>
+__device__ __forceinline__ void product_of(const ProductArgs &a, const Input &in) {
     __shared__ float results[32];
-    Input in = input<INT8>(a);
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, rows = warps * a.passes;
     u32 block = blockIdx.x, which = matrix_of(a, rows, block);
     const Matrix &m = a.m[which];
@@ -191,7 +310,12 @@ template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void produc
         to[t] = a.tiles ? a.order[at] : at;
         from[t] = a.tiles ? to[t] / a.share : at;
     }
-    for (u32 pass = 0; pass < a.passes; pass++) {
+    bool pairs = false;
+    if constexpr (INT8 && TOKENS == 1 && C::SIMPLE) {
+        pairs = in_pairs(a, which);
+        if (pairs) product_pairs<C>(a, in, which, expert_row, block * rows + warp, warps, from[0], to[0], results);
+    }
+    for (u32 pass = 0; pass < a.passes && !pairs; pass++) {
         u32 in_block = pass * warps + warp, row = block * rows + in_block;
         // The whole warp.
         if (row >= m.rows) break;
@@ -231,6 +355,16 @@ template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void produc
         u64 unit = ((u64)to[0] * m.rows + block * rows) / 32;
         if (warp == 0) put_unit(a.rounded, a.rounded_meta, unit, lane, results[lane]);
     }
+}
+
+template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void product(const ProductArgs &a) {
+    if constexpr (TOKENS == 1) {
+        if (a.norm) {
+            product_of<C, INT8, 1>(a, normalized<INT8>(a));
+            return;
+        }
+    }
+    product_of<C, INT8, TOKENS>(a, Input{a.x, a.words, a.meta});
 }
 
 // Kernels are named after the codes and the input; those of `_many` have 8 or 2 rows of the batch at once.

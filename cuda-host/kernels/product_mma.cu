@@ -27,27 +27,28 @@ __device__ __forceinline__ float mma_sum(int sum) { return __uint_as_float((u32)
 
 // What a lane reads: its outputs and rows of the batch. Those that are missing have the numbers of the last one.
 struct MmaLane {
-    const Matrix *m;
     const u32 *words;
     const Meta *meta;
     u32 outputs[MMA_OUTPUTS / 8];
+    SimpleRow rows[MMA_OUTPUTS / 8];
     u32 words_at[MMA_TOKENS / 8];
     u32 meta_at[MMA_TOKENS / 8][2];
     u32 count; // rows of the batch
 };
 
 // Adds the shares of unit u: weights are unpacked once for all rows.
-template <class C> __device__ __forceinline__ void add_mma_unit(const MmaLane &in, u32 u, float *sums) {
-    const Matrix &m = *in.m;
+template <class C, bool SIMPLE>
+__device__ __forceinline__ void add_mma_unit(const MmaLane &in, const Matrix &m, u32 u, float *sums) {
     u32 q = threadIdx.x % 4;
-    bool splits = m.group == 16;
+    bool splits = !SIMPLE && m.group == 16;
     u32 weights[MMA_OUTPUTS / 8][2];
     UnitScales scales[MMA_OUTPUTS / 8];
     for (u32 f = 0; f < MMA_OUTPUTS / 8; f++) {
-        const u32 *unit = m.codes + ((u64)in.outputs[f] * m.units + u) * C::WORDS;
+        const u32 *unit = in.rows[f].codes + u * C::WORDS;
         weights[f][0] = integers(m, C::four(unit, q, m.levels));
         weights[f][1] = integers(m, C::four(unit, 4 + q, m.levels));
-        scales[f] = unit_scales(m, m.scales + (u64)in.outputs[f] * m.scale_words, u);
+        if constexpr (SIMPLE) scales[f].low.x = half_value(in.rows[f].scales[u >> in.rows[f].shift]);
+        else scales[f] = unit_scales(m, m.scales + (u64)in.outputs[f] * m.scale_words, u);
     }
     for (u32 t = 0; t < MMA_TOKENS / 8; t++) {
         // The whole block.
@@ -63,8 +64,13 @@ template <class C> __device__ __forceinline__ void add_mma_unit(const MmaLane &i
             else mma_s8(n, weights[f][1], high);
             for (u32 i = 0; i < 2; i++) {
                 float *sum = &sums[(f * MMA_TOKENS / 8 + t) * 2 + i];
-                float part = splits ? halves(scales[f], mma_sum(n[i]), mma_sum(k[i])) : mma_sum(n[i]) * scales[f].low.x;
-                *sum = add_unit(m, scales[f], part, meta[i], *sum);
+                if constexpr (SIMPLE) {
+                    *sum = __fmaf_rn(__fmul_rn(mma_sum(n[i]), scales[f].low.x), meta[i].scale, *sum);
+                } else {
+                    float part =
+                        splits ? halves(scales[f], mma_sum(n[i]), mma_sum(k[i])) : mma_sum(n[i]) * scales[f].low.x;
+                    *sum = add_unit(m, scales[f], part, meta[i], *sum);
+                }
             }
         }
     }
@@ -72,33 +78,43 @@ template <class C> __device__ __forceinline__ void add_mma_unit(const MmaLane &i
 
 // The share of a warp in the products of the outputs from `row` on with `count` rows of the batch from `first` on: `parts` is
 // (tokens, stride).
-template <class C>
+template <class C, bool SIMPLE>
 __device__ __forceinline__ void add_mma_units(const ProductArgs &a, const Matrix &m, u32 row, u32 first, u32 count,
                                               float *parts) {
     u32 lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    MmaLane in = {&m, (const u32 *)a.words, a.meta};
+    MmaLane in = {(const u32 *)a.words, a.meta};
     in.count = count;
-    for (u32 f = 0; f < MMA_OUTPUTS / 8; f++) in.outputs[f] = min(row + 8 * f + g, m.rows - 1);
+    for (u32 f = 0; f < MMA_OUTPUTS / 8; f++) {
+        in.outputs[f] = min(row + 8 * f + g, m.rows - 1);
+        in.rows[f] = simple_row(m, in.outputs[f], C::WORDS);
+    }
     for (u32 t = 0; t < MMA_TOKENS / 8; t++) {
         in.words_at[t] = (first + min(8 * t + g, count - 1)) * m.units * 8 + q;
         for (u32 i = 0; i < 2; i++) in.meta_at[t][i] = (first + min(8 * t + 2 * q + i, count - 1)) * m.units;
     }
     float sums[MMA_RESULTS], one[MMA_RESULTS], two[MMA_RESULTS], four[MMA_RESULTS];
 #pragma unroll 1
-    for (u32 leaf = 0; leaf < 8; leaf++) {
-        for (u32 i = 0; i < MMA_RESULTS; i++) sums[i] = 0.0f;
-        u32 from = threadIdx.x / 32 + (leaf & 1) * 16 + (leaf & 2) * 4 + (leaf & 4);
+    for (u32 i = 0; i < 2; i++) {
 #pragma unroll 1
-        for (u32 u = from; u < m.units; u += 32) add_mma_unit<C>(in, u, sums);
-        for (u32 i = 0; i < MMA_RESULTS; i++) {
-            if (leaf % 2 == 0) one[i] = sums[i];
-            else sums[i] = one[i] + sums[i];
-            if (leaf % 4 == 1) two[i] = sums[i];
-            if (leaf % 4 == 3) sums[i] = two[i] + sums[i];
-            if (leaf == 3) four[i] = sums[i];
-            if (leaf == 7) sums[i] = four[i] + sums[i];
+        for (u32 j = 0; j < 2; j++) {
+#pragma unroll 1
+            for (u32 k = 0; k < 2; k++) {
+                u32 from = threadIdx.x / 32 + k * 16 + j * 8 + i * 4;
+                for (u32 n = 0; n < MMA_RESULTS; n++) sums[n] = 0.0f;
+#pragma unroll 1
+                for (u32 u = from; u < m.units; u += 32) add_mma_unit<C, SIMPLE>(in, m, u, sums);
+                if (k == 0)
+                    for (u32 n = 0; n < MMA_RESULTS; n++) one[n] = sums[n];
+            }
+            for (u32 n = 0; n < MMA_RESULTS; n++) sums[n] = one[n] + sums[n];
+            if (j == 0)
+                for (u32 n = 0; n < MMA_RESULTS; n++) two[n] = sums[n];
         }
+        for (u32 n = 0; n < MMA_RESULTS; n++) sums[n] = two[n] + sums[n];
+        if (i == 0)
+            for (u32 n = 0; n < MMA_RESULTS; n++) four[n] = sums[n];
     }
+    for (u32 n = 0; n < MMA_RESULTS; n++) sums[n] = four[n] + sums[n];
     for (u32 f = 0; f < MMA_OUTPUTS / 8; f++)
         for (u32 t = 0; t < MMA_TOKENS / 8; t++)
             for (u32 i = 0; i < 2; i++)
@@ -115,7 +131,9 @@ template <class C> __device__ __forceinline__ void product_mma(const ProductArgs
 #pragma unroll 1
     for (u32 step = 0; step < steps; step++) {
         const Matrix &m = a.m[which + step];
-        add_mma_units<C>(a, m, block * MMA_OUTPUTS, first, count, parts[threadIdx.x / 32]);
+        float *mine = parts[threadIdx.x / 32];
+        if (C::SIMPLE && is_simple(m)) add_mma_units<C, C::SIMPLE>(a, m, block * MMA_OUTPUTS, first, count, mine);
+        else add_mma_units<C, false>(a, m, block * MMA_OUTPUTS, first, count, mine);
         __syncthreads();
         for (u32 i = 0; i < each; i++) {
             u32 at = i * threads + threadIdx.x, token = at / MMA_OUTPUTS, row = block * MMA_OUTPUTS + at % MMA_OUTPUTS;

@@ -14,11 +14,11 @@ struct NormArgs {
 // 1 / sqrt(mean(x^2) + eps), added up by four warps, so that larger blocks give the same bits.
 __device__ __forceinline__ float rms_scale(const float *x, u32 cols, float eps) {
     float sum = 0.0f;
-    for (u32 i = threadIdx.x; threadIdx.x < 128 && i < cols; i += 8 * 128) {
+    for (u32 i = threadIdx.x; threadIdx.x < 128 && i < cols; i += 16 * 128) {
         // Loads that do not wait for one another.
-        float read[8];
-        for (u32 j = 0; j < 8; j++) read[j] = i + j * 128 < cols ? x[i + j * 128] : 0.0f;
-        for (u32 j = 0; j < 8; j++) sum += read[j] * read[j];
+        float read[16];
+        for (u32 j = 0; j < 16; j++) read[j] = i + j * 128 < cols ? x[i + j * 128] : 0.0f;
+        for (u32 j = 0; j < 16; j++) sum += read[j] * read[j];
     }
     return 1.0f / sqrtf(block_sum(sum) / (float)cols + eps);
 }

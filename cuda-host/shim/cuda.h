@@ -9,6 +9,7 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(THREADS)
 #define __shared__ static thread_local
 struct ShimWidth {
@@ -51,6 +52,7 @@ inline unsigned __ballot_sync(unsigned mask, bool value) {
     for (unsigned i = 0; i < fibers::WARP; i++) bits |= unsigned(all[i]) << i;
     return bits;
 }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(unsigned(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += int(int8_t(a >> i)) * int(int8_t(b >> i));

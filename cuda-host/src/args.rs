@@ -20,6 +20,13 @@ pub(crate) struct MatrixArgs {
     pub(crate) levels: [u32; 4],
 }
 
+impl MatrixArgs {
+    /// `is_simple` of `common.cuh`.
+    pub(crate) fn is_simple(&self) -> bool {
+        self.scale_kind == 0 && self.parts == 1 && self.group >= 32
+    }
+}
+
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct EmbedArgs {
