@@ -4,20 +4,20 @@
 // `rope_attention` is rope_store and attention of a single row in one launch.
 
 struct AttentionArgs {
-    Cache cache;
+    const Cache *caches;  // of rows of the batch
     const float *q;       // (rows, heads, dim)
     const u32 *positions; // of rows of the batch
     float *parts;         // (rows, heads, parts, dim + 2): result, highest score, sum of weights
     float *out;           // (rows, heads, dim)
     signed char *words;   // null if no product reads integers
     Meta *meta;
-    u32 heads, first_row, parts_count;
-    u32 pattern;        // 0: full, 1: window, 2: dilated, 3: strided, 4: BigBird
-    u32 a, b, c;        // numbers of the pattern
+    u32 heads, kv_heads, dim;
+    u32 layer;
+    u32 parts_count;
     float scale;
 };
 
-__device__ __forceinline__ bool sees(const AttentionArgs &p, u32 query, u32 key) {
+__device__ __forceinline__ bool sees(const Cache &p, u32 query, u32 key) {
     if (p.pattern == 0) return true;
     if (p.pattern == 1) return query - key < p.a || key < p.b;
     u32 from = query / 64, to = key / 64, back = from - to;
@@ -50,14 +50,13 @@ template <u32 CHUNKS> struct Softmax {
 
 // Adds those of the positions `begin..end` that a warp has.
 template <CacheKind KIND, u32 CHUNKS>
-__device__ __forceinline__ void add_keys(const AttentionArgs &a, u32 kv_head, u32 query, u32 begin, u32 end,
+__device__ __forceinline__ void add_keys(const Cache &c, u32 kv_head, u32 query, u32 begin, u32 end,
                                          Softmax<CHUNKS> &s) {
-    const Cache &c = a.cache;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float *key_scales = cache_scales(c, c.keys), *value_scales = cache_scales(c, c.values);
     u64 head = (u64)kv_head * c.capacity * c.dim;
     for (u32 first = begin + warp; first < end; first += 4 * KEYS) {
-        u32 mine = first + 4 * (lane % KEYS), seen = __ballot_sync(0xffffffffu, mine < end && sees(a, query, mine));
+        u32 mine = first + 4 * (lane % KEYS), seen = __ballot_sync(0xffffffffu, mine < end && sees(c, query, mine));
         // The same for all lanes.
         if (seen == 0) continue;
         // Without conditions: positions that are not seen have the weight 0, and lanes without elements 0 as their query.
@@ -106,21 +105,21 @@ struct Found {
 
 // The positions `begin..end` for the query `q`, whose heads have at most 128 times `CHUNKS` elements.
 template <CacheKind KIND, u32 CHUNKS>
-__device__ __forceinline__ void attend_warp(const AttentionArgs &a, const float *q, u32 kv_head, u32 query, u32 begin,
+__device__ __forceinline__ void attend_warp(const AttentionArgs &a, const Cache &cache, const float *q, u32 kv_head, u32 query, u32 begin,
                                             u32 end, Found &found) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Softmax<CHUNKS> s;
     for (u32 i = 0; i < 4 * CHUNKS; i++) {
         u32 element = 4 * lane + 128 * (i / 4) + i % 4;
-        s.q[i] = element < a.cache.dim ? q[element] * a.scale : 0.0f;
+        s.q[i] = element < a.dim ? q[element] * a.scale : 0.0f;
         s.sum[i] = 0.0f;
     }
     s.top = -1e30f;
     s.weight = 0.0f;
-    add_keys<KIND, CHUNKS>(a, kv_head, query, begin, end, s);
+    add_keys<KIND, CHUNKS>(cache, kv_head, query, begin, end, s);
     for (u32 i = 0; i < 4 * CHUNKS; i++) {
         u32 element = 4 * lane + 128 * (i / 4) + i % 4;
-        if (element < a.cache.dim) found.values[warp][element] = s.sum[i];
+        if (element < a.dim) found.values[warp][element] = s.sum[i];
     }
     if (lane == 0) {
         found.tops[warp] = s.top;
@@ -133,8 +132,9 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
     __shared__ Found found;
     // The query, and the key and the value of its own position as the cache has them.
     __shared__ float heads[ROPE ? 3 : 1][256];
-    u32 dim = a.cache.dim, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 row = a.first_row + blockIdx.y, head = blockIdx.x, kv_head = head / (a.heads / a.cache.kv_heads);
+    u32 dim = a.dim, lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.y;
+    u32 head = blockIdx.x, group = a.heads / a.kv_heads, kv_head = head / group;
+    Cache cache = cache_of(a.caches, row, a.layer);
     u32 query = a.positions[row], count = query + 1;
     u32 span = (count + a.parts_count - 1) / a.parts_count;
     u32 begin = min(blockIdx.z * span, count), end = min(begin + span, count);
@@ -147,13 +147,13 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
         if (kind == QUERY || (own && warp < 3)) {
             load_head(*rope, kind, kind == QUERY ? head : kv_head, row, lane, heads[warp]);
             if (kind != QUERY) {
-                Cache one = a.cache;
+                Cache one = cache;
                 one.keys = one.values = (unsigned char *)stored[warp - 1];
                 one.capacity = one.kv_heads = 1;
                 store_head(one, one.keys, 0, lane, heads[warp]);
-                u64 at = ((u64)kv_head * a.cache.capacity + query) * dim;
-                if (head % (a.heads / a.cache.kv_heads) == 0)
-                    store_head(a.cache, kind == KEY ? a.cache.keys : a.cache.values, at, lane, heads[warp]);
+                u64 at = ((u64)kv_head * cache.capacity + query) * dim;
+                if (head % group == 0)
+                    store_head(cache, kind == KEY ? cache.keys : cache.values, at, lane, heads[warp]);
                 __syncwarp();
                 for (u32 i = 4 * lane; i < dim; i += 128) {
                     float4 x = cache_any(one, one.keys, i);
@@ -167,10 +167,10 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
     }
 #define ATTEND(KIND)                                                                                                   \
     case KIND:                                                                                                         \
-        if (dim <= 128) attend_warp<KIND, 1>(a, q, kv_head, query, begin, end, found);                                 \
-        else attend_warp<KIND, 2>(a, q, kv_head, query, begin, end, found);                                            \
+        if (dim <= 128) attend_warp<KIND, 1>(a, cache, q, kv_head, query, begin, end, found);                                 \
+        else attend_warp<KIND, 2>(a, cache, q, kv_head, query, begin, end, found);                                            \
         break;
-    switch (cache_kind(a.cache)) {
+    switch (cache_kind(cache)) {
         ATTEND(CACHE_F32)
         ATTEND(CACHE_F16)
         ATTEND(CACHE_F8)
@@ -224,7 +224,7 @@ extern "C" __global__ void rope_attention(RopeAttentionArgs a) { attend<true>(a.
 
 // Four warps per query head and row; every lane has the highest score and the sum of weights of a part: at most 32.
 extern "C" __global__ void attention_join(AttentionArgs a) {
-    u32 dim = a.cache.dim, lane = threadIdx.x % 32, row = a.first_row + blockIdx.y;
+    u32 dim = a.dim, lane = threadIdx.x % 32, row = blockIdx.y;
     u64 head = (u64)row * a.heads + blockIdx.x;
     const float *parts = a.parts + head * a.parts_count * (dim + 2);
     bool has = lane < a.parts_count;

@@ -1,14 +1,26 @@
-// Keys and values of a layer: codes (kv_heads, capacity, dim), then scales (kv_heads, capacity, dim / 32) as f32.
+// Keys and values of a sequence. Those of a layer: codes (kv_heads, capacity, dim), then scales (kv_heads, capacity, dim / 32) as
+// f32.
 #pragma once
 
 struct Cache {
-    unsigned char *keys;
-    unsigned char *values;
+    unsigned char *keys;   // of the first layer
+    unsigned char *values; // likewise
+    u64 layer;             // bytes from one layer to the next
     u32 capacity, kv_heads, dim;
     u32 bits;     // 32, 16: floats; 8, 4: integers with a scale
     u32 mantissa; // of floats of 8 bits, which core's cache/float8.rs describes; otherwise 0
+    u32 pattern;  // of attention. 0: full, 1: window, 2: dilated, 3: strided, 4: BigBird
+    u32 a, b, c;  // numbers of the pattern
     u32 unused;
 };
+
+// A layer of the cache of a row.
+__device__ __forceinline__ Cache cache_of(const Cache *caches, u32 row, u32 layer) {
+    Cache c = caches[row];
+    c.keys += layer * c.layer;
+    c.values += layer * c.layer;
+    return c;
+}
 
 // By 16-bit floats: of E5M2 the same ones, of E4M3 those divided by 256. All bits of the exponent are set in a NaN.
 __device__ __forceinline__ float float8_value(u32 bits, u32 mantissa) {

@@ -1,21 +1,22 @@
 // Norm and rotation of the heads of queries and keys; keys and values go into the cache. One block of one warp per head
-// (queries, then keys, then values) and row of the sequence.
+// (queries, then keys, then values) and row of the batch.
 
 struct RopeArgs {
-    Cache cache;
+    const Cache *caches; // of rows of the batch
     float *q; // (rows, heads, dim), replaced
     const float *k, *v;
     const float *q_norm, *k_norm; // (dim), or null
     const u32 *positions;         // of rows of the batch
     const float *angles;          // (rows, dim): cosines, then sines
-    u32 heads, first_row;
+    u32 heads, kv_heads, dim;
+    u32 layer;
     u32 interleaved;
     float eps;
 };
 
 // Normalizes and rotates a head in shared memory, by one warp.
 __device__ __forceinline__ void rope_head(const RopeArgs &a, float *head, const float *weight, u32 row, u32 lane) {
-    u32 dim = a.cache.dim;
+    u32 dim = a.dim;
     if (weight) {
         float sum = 0.0f;
         for (u32 i = lane; i < dim; i += 32) sum += head[i] * head[i];
@@ -37,7 +38,7 @@ enum Kind { QUERY, KEY, VALUE };
 
 // A head of the row in shared memory, as attention reads it, by one warp.
 __device__ __forceinline__ void load_head(const RopeArgs &a, Kind kind, u32 index, u32 row, u32 lane, float *head) {
-    u32 dim = a.cache.dim, heads = kind == QUERY ? a.heads : a.cache.kv_heads;
+    u32 dim = a.dim, heads = kind == QUERY ? a.heads : a.kv_heads;
     const float *from = (kind == VALUE ? a.v : kind == KEY ? a.k : a.q) + ((u64)row * heads + index) * dim;
     for (u32 i = lane; i < dim; i += 32) head[i] = from[i];
     __syncwarp();
@@ -51,15 +52,15 @@ __device__ __forceinline__ void store_head(const Cache &c, unsigned char *base, 
 
 extern "C" __global__ void rope_store(RopeArgs a) {
     __shared__ float head[256];
-    u32 dim = a.cache.dim, kv = a.cache.kv_heads, lane = threadIdx.x, index = blockIdx.x;
-    u32 row = a.first_row + blockIdx.y;
+    u32 dim = a.dim, kv = a.kv_heads, lane = threadIdx.x, index = blockIdx.x, row = blockIdx.y;
     Kind kind = index < a.heads ? QUERY : index < a.heads + kv ? KEY : VALUE;
     index -= kind == QUERY ? 0 : kind == KEY ? a.heads : a.heads + kv;
     load_head(a, kind, index, row, lane, head);
     if (kind == QUERY) {
         for (u32 i = lane; i < dim; i += 32) a.q[((u64)row * a.heads + index) * dim + i] = head[i];
     } else {
-        u64 at = ((u64)index * a.cache.capacity + a.positions[row]) * dim;
-        store_head(a.cache, kind == KEY ? a.cache.keys : a.cache.values, at, lane, head);
+        Cache cache = cache_of(a.caches, row, a.layer);
+        u64 at = ((u64)index * cache.capacity + a.positions[row]) * dim;
+        store_head(cache, kind == KEY ? cache.keys : cache.values, at, lane, head);
     }
 }

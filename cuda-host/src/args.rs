@@ -114,18 +114,20 @@ pub(crate) struct ExpertsAddArgs {
 pub(crate) struct CacheArgs {
     pub(crate) keys: u64,
     pub(crate) values: u64,
+    pub(crate) layer: u64,
     pub(crate) capacity: u32,
     pub(crate) kv_heads: u32,
     pub(crate) dim: u32,
     pub(crate) bits: u32,
     pub(crate) mantissa: u32,
+    pub(crate) pattern: [u32; 4],
     pub(crate) unused: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct RopeArgs {
-    pub(crate) cache: CacheArgs,
+    pub(crate) caches: u64,
     pub(crate) q: u64,
     pub(crate) k: u64,
     pub(crate) v: u64,
@@ -134,7 +136,9 @@ pub(crate) struct RopeArgs {
     pub(crate) positions: u64,
     pub(crate) angles: u64,
     pub(crate) heads: u32,
-    pub(crate) first_row: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) dim: u32,
+    pub(crate) layer: u32,
     pub(crate) interleaved: u32,
     pub(crate) eps: f32,
 }
@@ -142,7 +146,7 @@ pub(crate) struct RopeArgs {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct AttentionArgs {
-    pub(crate) cache: CacheArgs,
+    pub(crate) caches: u64,
     pub(crate) q: u64,
     pub(crate) positions: u64,
     pub(crate) parts: u64,
@@ -150,12 +154,10 @@ pub(crate) struct AttentionArgs {
     pub(crate) words: u64,
     pub(crate) meta: u64,
     pub(crate) heads: u32,
-    pub(crate) first_row: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) dim: u32,
+    pub(crate) layer: u32,
     pub(crate) parts_count: u32,
-    pub(crate) pattern: u32,
-    pub(crate) a: u32,
-    pub(crate) b: u32,
-    pub(crate) c: u32,
     pub(crate) scale: f32,
 }
 

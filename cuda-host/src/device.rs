@@ -6,18 +6,19 @@ mod launches;
 
 use self::group::Rank;
 use self::kernels::Kernels;
-use self::launches::{Choices, Epilogue, Products, inputs};
-use crate::args::ArgmaxArgs;
+use self::launches::{Choices, Epilogue, Products, Shape, inputs};
+use crate::args::{ArgmaxArgs, CacheArgs};
 use crate::driver::{Driver, Memory, Recording};
 use crate::error::{Error, Result};
 use crate::model::CudaModel;
-use crate::nccl::Communicator;
 use bytemuck::cast_slice;
+use core::iter::repeat_n;
 use shohin_core::cache::FlatKv;
 use shohin_core::device::{
     Batch, BlockingDevice, Output, Readout, ScratchOptions, SessionOptions, Sink, check_caches, ready,
     unordered,
 };
+use shohin_core::model::program::Heads;
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
 use shohin_core::{Activations, Device, Error as CoreError, KvFormat};
@@ -71,16 +72,44 @@ impl<D: Driver> Step<D> {
 
 /// Keys and values of one sequence. All memory is allocated when it is created.
 pub struct CudaCache<D: Driver> {
-    /// The device that it was made by: its graphs use that device's buffers.
+    /// The device that it was made by.
     device: u64,
+    /// Unique in the process.
+    id: u64,
     options: SessionOptions,
-    /// A single row, by what is read out.
-    graphs: Vec<(Option<Readout>, D::Graph)>,
-    /// Whose exchanges are in the graphs. NCCL waits for their end before its own, and needs the GPU for that: it is dropped
-    /// after them, and before the memory.
-    _communicator: Option<Arc<Communicator>>,
-    /// Keys and values of each layer.
-    layers: Vec<[Memory<D>; 2]>,
+    /// `(layers, keys and values, bytes)`
+    memory: Memory<D>,
+    layers: usize,
+    /// Of the keys or the values of a layer, a multiple of 256.
+    bytes: usize,
+}
+
+impl<D: Driver> CudaCache<D> {
+    /// Where keys and values of each layer begin.
+    fn buffers(&self) -> impl Iterator<Item = u64> + use<D> {
+        let (address, bytes) = (self.memory.address(), self.bytes as u64);
+        (0..2 * self.layers as u64).map(move |i| address + i * bytes)
+    }
+
+    fn args(&self, heads: Heads) -> CacheArgs {
+        let mantissa = match self.options.kv {
+            KvFormat::Fp8E4M3 => 3,
+            KvFormat::Fp8E5M2 => 2,
+            KvFormat::F32 | KvFormat::F16 | KvFormat::Q8 | KvFormat::Q4 => 0,
+        };
+        CacheArgs {
+            keys: self.memory.address(),
+            values: self.memory.address() + self.bytes as u64,
+            layer: 2 * self.bytes as u64,
+            capacity: self.options.context as u32,
+            kv_heads: heads.kv as u32,
+            dim: heads.dim as u32,
+            bits: FlatKv::of(self.options.kv).bits as u32,
+            mantissa,
+            pattern: self.options.attention.words(),
+            unused: 0,
+        }
+    }
 }
 
 impl<D: Driver> core::fmt::Debug for CudaCache<D> {
@@ -89,8 +118,18 @@ impl<D: Driver> core::fmt::Debug for CudaCache<D> {
     }
 }
 
+/// Rows of one token each, as many as sequences, and what is read out of how many of them: what the launches of a step
+/// depend on.
+type Steps = (usize, Option<(Readout, usize)>);
+
+/// Graphs of a device, which sequences that come and go in a server may need in turn.
+const GRAPHS: usize = 64;
+
 /// A model on an NVIDIA GPU: scratch memory for a batch. Runs any number of sequences.
 pub struct CudaDevice<D: Driver> {
+    /// Steps of single tokens, the latest last. NCCL waits for the end of graphs with its exchanges before its own, and needs
+    /// the GPU for that: they are dropped before `rank`, and before the memory.
+    graphs: Vec<(Steps, D::Graph)>,
     /// Unique among the devices of the process; another one after joining or leaving a group.
     id: u64,
     model: Arc<CudaModel<D>>,
@@ -98,6 +137,9 @@ pub struct CudaDevice<D: Driver> {
     kernels: Kernels<D::Kernel>,
     buffers: Vec<Buffer<D>>,
     step: Step<D>,
+    /// The caches of rows, `(batch)`, and whose they are.
+    rows: Memory<D>,
+    row_caches: Vec<u64>,
     /// Of attention: `(rows, heads, parts, head_dim + 2)`.
     parts: Memory<D>,
     /// Of a mixture of experts.
@@ -117,8 +159,8 @@ impl<D: Driver> core::fmt::Debug for CudaDevice<D> {
 }
 
 fn new_id() -> u64 {
-    static DEVICES: AtomicU64 = AtomicU64::new(0);
-    DEVICES.fetch_add(1, Ordering::Relaxed)
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl<D: Driver> CudaDevice<D> {
@@ -147,12 +189,15 @@ impl<D: Driver> CudaDevice<D> {
         // Stages of a pipeline after the first read out nothing.
         let logit_rows = if program.head.is_empty() { 0 } else { options.logit_rows };
         Ok(CudaDevice {
+            graphs: Vec::new(),
             id: new_id(),
             model: Arc::clone(model),
             options,
             kernels: Kernels::new(&**driver)?,
             buffers,
             step: Step { memory: Memory::new(driver, 4 * batch * (3 + heads.dim))?, batch },
+            rows: Memory::new(driver, size_of::<CacheArgs>() * batch)?,
+            row_caches: Vec::new(),
             parts: Memory::new(driver, 4 * heads.query * batch.max(PARTS) * (heads.dim + 2))?,
             choices: Choices::new(driver, program, batch)?,
             logits_memory: Memory::new(driver, 4 * logit_rows * program.vocab())?,
@@ -208,8 +253,22 @@ impl<D: Driver> CudaDevice<D> {
         self.launch(self.kernels.argmax, [rows, 1, 1], 1024, args)
     }
 
-    /// Writes tokens, positions, the rows that are read out first, and angles.
-    fn write_step(&self, segments: &[Segment<'_>], group: Option<&ReadoutGroup>) -> Result<()> {
+    /// Writes tokens, positions, the rows that are read out first, angles, and where the caches of the rows are, if they are
+    /// others than before.
+    fn write_step(
+        &mut self,
+        segments: &[Segment<'_>],
+        group: Option<&ReadoutGroup>,
+        caches: &[&mut CudaCache<D>],
+    ) -> Result<()> {
+        let cache_of = |s: &Segment<'_>| &*caches[s.sequence];
+        let ids: Vec<u64> = segments.iter().flat_map(|s| repeat_n(cache_of(s).id, s.tokens.len())).collect();
+        if !self.row_caches.starts_with(&ids) {
+            let heads = self.model.program().heads;
+            let rows = segments.iter().flat_map(|s| repeat_n(cache_of(s).args(heads), s.tokens.len()));
+            self.driver().write(self.rows.address(), cast_slice(&rows.collect::<Vec<_>>()))?;
+            self.row_caches = ids;
+        }
         let (program, batch) = (self.model.program(), self.options.batch);
         let (tokens, angles) = tokens_and_angles(program, segments);
         let mut words = vec![0; 3 * batch];
@@ -223,23 +282,24 @@ impl<D: Driver> CudaDevice<D> {
         self.driver().write(self.step.tokens(), cast_slice(&words))
     }
 
-    /// A single row: one graph, recorded the first time.
-    fn single(
-        &mut self,
-        segment: Segment<'_>,
-        group: Option<&ReadoutGroup>,
-        caches: &mut [&mut CudaCache<D>],
-    ) -> Result<()> {
-        let (kind, at) = (group.map(|group| group.readout), segment.sequence);
-        if !caches[at].graphs.iter().any(|(known, _)| *known == kind) {
-            let recording = Recording::begin(self.driver())?;
-            let launched = self.body(&[segment], caches).and_then(|()| self.tail(&[segment], caches));
-            let launched = launched.and_then(|()| kind.map_or(Ok(()), |kind| self.head(kind, 1)));
-            let graph = launched.and_then(|()| recording.end())?;
-            caches[at].graphs.push((kind, graph));
+    /// A token of each of some sequences: one graph, recorded the first time.
+    fn step(&mut self, shape: Shape, group: Option<&ReadoutGroup>) -> Result<()> {
+        let steps = (shape.rows, group.map(|group| (group.readout, group.rows.len())));
+        match self.graphs.iter().position(|(known, _)| *known == steps) {
+            Some(at) => self.graphs[at..].rotate_left(1),
+            None => {
+                let recording = Recording::begin(self.driver())?;
+                let launched = self.body(shape).and_then(|()| self.tail(shape));
+                let launched = launched
+                    .and_then(|()| steps.1.map_or(Ok(()), |(readout, rows)| self.head(readout, rows)));
+                let graph = launched.and_then(|()| recording.end())?;
+                if self.graphs.len() == GRAPHS {
+                    self.graphs.remove(0);
+                }
+                self.graphs.push((steps, graph));
+            }
         }
-        let found = caches[at].graphs.iter().find(|(known, _)| *known == kind);
-        found.map_or(Ok(()), |(_, graph)| self.driver().replay(graph))
+        self.graphs.last().map_or(Ok(()), |(_, graph)| self.driver().replay(graph))
     }
 
     fn part(
@@ -249,15 +309,14 @@ impl<D: Driver> CudaDevice<D> {
         caches: &mut [&mut CudaCache<D>],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
-        self.write_step(segments, groups.first())?;
-        if let ([segment], [] | [_]) = (segments, groups)
-            && segment.tokens.len() == 1
-        {
-            self.single(*segment, groups.first(), caches)?;
+        self.write_step(segments, groups.first(), caches)?;
+        let shape = Shape::of(segments);
+        if shape.rows == segments.len() && groups.len() <= 1 {
+            self.step(shape, groups.first())?;
             return groups.iter().try_for_each(|group| self.read(group, sink));
         }
-        self.body(segments, caches)?;
-        self.tail(segments, caches)?;
+        self.body(shape)?;
+        self.tail(shape)?;
         self.read_out(groups, 1, sink)
     }
 
@@ -380,13 +439,10 @@ impl<D: Driver> Device for CudaDevice<D> {
         let (program, driver) = (self.model.program(), &self.model.driver);
         let heads = program.heads;
         let numbers = heads.kv as u64 * options.context as u64 * heads.dim as u64;
-        let bytes = FlatKv::of(options.kv).bytes(numbers) as usize;
-        let mut layers = Vec::new();
-        for _ in 0..program.layers {
-            layers.push([Memory::new(driver, bytes)?, Memory::new(driver, bytes)?]);
-        }
-        let _communicator = self.rank.as_ref().map(|rank| Arc::clone(rank.communicator()));
-        Ok(CudaCache { device: self.id, options, layers, graphs: Vec::new(), _communicator })
+        let (bytes, layers) = (FlatKv::of(options.kv).bytes(numbers).next_multiple_of(256), program.layers);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let memory = Memory::new(driver, bytes.saturating_mul(2 * layers))?;
+        Ok(CudaCache { device: self.id, id: new_id(), options, memory, layers, bytes })
     }
 
     fn cache_options(&self, cache: &CudaCache<D>) -> SessionOptions {
@@ -422,15 +478,15 @@ impl<D: Driver> Device for CudaDevice<D> {
 
     fn export_len(&self, cache: &CudaCache<D>, len: usize) -> usize {
         let bytes: u64 = self.spans(cache, len).map(|span| span.end - span.start).sum();
-        2 * cache.layers.len() * bytes as usize
+        2 * cache.layers * bytes as usize
     }
 
     async fn export(&mut self, cache: &mut CudaCache<D>, len: usize, out: &mut Vec<u8>) -> Result<()> {
-        for memory in cache.layers.iter().flatten() {
+        for address in cache.buffers() {
             for span in self.spans(cache, len) {
                 let at = out.len();
                 out.resize(at + (span.end - span.start) as usize, 0);
-                self.driver().read(memory.address() + span.start, &mut out[at..])?;
+                self.driver().read(address + span.start, &mut out[at..])?;
             }
         }
         Ok(())
@@ -442,10 +498,10 @@ impl<D: Driver> Device for CudaDevice<D> {
             return Err(CoreError::Length { what: "imported keys and values", expected, found }.into());
         }
         let mut rest = from;
-        for memory in cache.layers.iter().flatten() {
+        for address in cache.buffers() {
             for span in self.spans(cache, len) {
                 let (part, after) = rest.split_at((span.end - span.start) as usize);
-                self.driver().write(memory.address() + span.start, part)?;
+                self.driver().write(address + span.start, part)?;
                 rest = after;
             }
         }

@@ -4,7 +4,7 @@
 //! needed to run. The host code is over a small trait, [`Driver`]: [`Cuda`] is the real one, and tests run the same
 //! kernels and the same host code on a CPU (`shim/cuda.h`).
 //!
-//! A token of one sequence is one launch of a CUDA graph, captured the first time.
+//! A token of each of some sequences is one launch of a CUDA graph, captured the first time for their number.
 //!
 //! Several GPUs run one rank of a split program each, and exchange what they compute by [`Nccl`] on their streams.
 

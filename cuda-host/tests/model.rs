@@ -3,8 +3,9 @@
 mod shim;
 
 use shim::Shim;
-use shohin_core::device::{ScratchOptions, SessionOptions};
+use shohin_core::device::{Output, Readout, ScratchOptions, SessionOptions, Wants, ready};
 use shohin_core::quant::packed::PackedFormat;
+use shohin_core::session::{Feed, run_batch};
 use shohin_core::{Activations, Format, Gguf, KvFormat, Session};
 use shohin_cuda::{CudaDevice, CudaModel, Error, KV_FORMATS};
 use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
@@ -238,7 +239,7 @@ fn exported_caches_go_on_elsewhere() {
         first.forward_prefill(&mut device, &tokens).unwrap();
         let mut bytes = Vec::new();
         let exported = first.export(&mut device, &mut bytes);
-        shohin_core::device::ready(exported).unwrap().unwrap();
+        ready(exported).unwrap().unwrap();
         other.import(&mut device, tokens.len(), &bytes).unwrap();
         let want = first.forward(&mut device, 5).unwrap().to_vec();
         assert_eq!(other.forward(&mut device, 5).unwrap(), want, "{format:?}");
@@ -272,6 +273,54 @@ fn a_token_is_one_graph_and_text_is_that_of_the_cpu() -> Result<(), Error> {
         token = want;
     }
     Ok(())
+}
+
+/// A token of each of several sequences, whose caches differ, is one graph too. It serves other sequences: what they are is in
+/// memory. The logits are those of the CPU.
+#[test]
+fn a_token_of_each_sequence_is_one_graph() {
+    let shape = Shape { layers: 2, context: 512, ..small() };
+    let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
+    let mut options = [kv(KvFormat::F32), kv(KvFormat::F16), kv(KvFormat::F32)];
+    options[0].context = 40;
+    options[2].attention = "window:5".parse().unwrap();
+    let mut cpu = on_cpu(&file, Activations::F32, &options[0]).device;
+    let mut cuda = device(&file, Activations::F32, 2);
+    let mut sessions = options
+        .each_ref()
+        .map(|options| (Session::new(&mut cpu, options).unwrap(), Session::new(&mut cuda, options).unwrap()));
+    for (i, (on_cpu, on_cuda)) in sessions.iter_mut().enumerate() {
+        let prompt = tokens(3 + 17 * i, 320);
+        on_cpu.forward_prefill(&mut cpu, &prompt).unwrap();
+        on_cuda.forward_prefill(&mut cuda, &prompt).unwrap();
+    }
+    let shim = Arc::clone(cuda.model().driver());
+    // All, two of them, and two others.
+    for which in [&[0, 1, 2][..], &[2, 0], &[1, 2], &[0, 1, 2]] {
+        let before = (shim.launches.get(), shim.replays.get());
+        let mut feeds: Vec<_> = sessions.iter_mut().map(|(_, session)| Some(session)).collect();
+        let mut feeds: Vec<_> = which
+            .iter()
+            .map(|&i| Feed {
+                session: feeds[i].take().unwrap(),
+                tokens: &[7],
+                wants: Wants::Last(Readout::Logits),
+            })
+            .collect();
+        let mut found = vec![Vec::new(); which.len()];
+        let mut sink = |sequence: usize, _: usize, output: Output<'_>| {
+            if let Output::Logits(logits) = output {
+                found[sequence] = logits.to_vec();
+            }
+        };
+        ready(run_batch(&mut cuda, &mut feeds, &mut sink)).unwrap().unwrap();
+        for (&i, found) in which.iter().zip(&found) {
+            let want = sessions[i].0.forward(&mut cpu, 7).unwrap();
+            let error = error(found, want);
+            assert!(error < 2e-3, "sequence {i} of {which:?}: {error}");
+        }
+        assert_eq!((shim.launches.get(), shim.replays.get()), (before.0, before.1 + 1));
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A device as one rank of a group: what a split program exchanges, and the end of a group that has lost a rank.
 
 use super::kernels::THREADS;
+use super::launches::Shape;
 use super::{CudaCache, CudaDevice, new_id};
 use crate::args::GatherArgs;
 use crate::driver::{Driver, Memory};
@@ -39,10 +40,6 @@ pub(super) struct Rank<D: Driver> {
 }
 
 impl<D: Driver> Rank<D> {
-    pub(super) fn communicator(&self) -> &Arc<Communicator> {
-        &self.communicator
-    }
-
     pub(super) fn is_first(&self) -> bool {
         self.communicator.rank() == 0
     }
@@ -138,12 +135,14 @@ impl<D: Driver> CudaDevice<D> {
             group,
         });
         self.id = new_id();
+        self.graphs.clear();
         Ok(self)
     }
 
-    /// Leaves the group: other ranks then know that this one will not answer. Sequences end: their graphs use the memory of
-    /// the exchanges.
+    /// Leaves the group: other ranks then know that this one will not answer. Sequences end.
     pub fn leave_group(&mut self) {
+        // NCCL waits for the end of graphs with its exchanges before its own.
+        self.graphs.clear();
         self.rank = None;
         self.id = new_id();
     }
@@ -249,8 +248,8 @@ impl<D: Driver> CudaDevice<D> {
                 self.wait()?;
             }
             let segments: Vec<Segment<'_>> = rows.segments().collect();
-            self.write_step(&segments, None)?;
-            self.first_operations(rest.len(), &segments, caches)?;
+            self.write_step(&segments, None, caches)?;
+            self.first_operations(rest.len(), Shape::of(&segments))?;
             let oldest = if begun < last { None } else { returning.next() };
             // At the same time: the other stages have no room for one more.
             let here = self.in_rank()?;
@@ -263,8 +262,7 @@ impl<D: Driver> CudaDevice<D> {
             }
         }
         for rows in returning {
-            let segments: Vec<Segment<'_>> = rows.segments().collect();
-            self.tail(&segments, caches)?;
+            self.tail(Shape { rows: rows.len(), parts: 1 })?;
             self.read_out(&self.groups(rows), 0, sink)?;
         }
         Ok(())

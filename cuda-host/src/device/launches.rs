@@ -5,19 +5,18 @@
 //! reads them, and blocks of gated products round their results.
 
 use super::kernels::{FLOAT_TOKENS, INTEGER_TOKENS, MMA_OUTPUTS, MMA_TOKENS, THREADS};
-use super::{CudaCache, CudaDevice, PARTS};
+use super::{CudaDevice, PARTS};
 use crate::args::{
-    AttentionArgs, CacheArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, QuantizeArgs, RopeArgs,
+    AttentionArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, QuantizeArgs, RopeArgs,
     RopeAttentionArgs, RouteArgs,
 };
 use crate::driver::{Driver, LaunchSize, Memory};
 use crate::error::Result;
 use bytemuck::{Pod, bytes_of};
-use shohin_core::cache::FlatKv;
 use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
 use shohin_core::rows::Segment;
-use shohin_core::{Activations, Error as CoreError, KvFormat};
+use shohin_core::{Activations, Error as CoreError};
 use std::sync::Arc;
 
 /// Bytes of a block's memory that a normalized row may take: more than half of what every GPU has.
@@ -38,6 +37,24 @@ struct Norm {
     /// `(cols)`
     weight: u64,
     eps: f32,
+}
+
+/// What the launches of a batch depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) rows: usize,
+    /// Parts of the positions, which attention computes apart.
+    pub(super) parts: usize,
+}
+
+impl Shape {
+    /// That of `segments`. A few single tokens need parts to keep a GPU busy. They do not depend on the positions, as those of
+    /// a graph must not.
+    pub(super) fn of(segments: &[Segment<'_>]) -> Shape {
+        let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
+        let parts = if rows == segments.len() { (PARTS / rows.max(1)).max(1) } else { 1 };
+        Shape { rows, parts }
+    }
 }
 
 /// Products with the same input.
@@ -299,42 +316,21 @@ impl<D: Driver> CudaDevice<D> {
         self.launch(self.kernels.rmsnorm, [rows, 1, 1], threads, args)
     }
 
-    fn cache_args(&self, cache: &CudaCache<D>, layer: usize) -> CacheArgs {
-        let heads = self.model.program().heads;
-        let [keys, values] = cache.layers[layer].each_ref().map(Memory::address);
-        let mantissa = match cache.options.kv {
-            KvFormat::Fp8E4M3 => 3,
-            KvFormat::Fp8E5M2 => 2,
-            KvFormat::F32 | KvFormat::F16 | KvFormat::Q8 | KvFormat::Q4 => 0,
-        };
-        CacheArgs {
-            keys,
-            values,
-            capacity: cache.options.context as u32,
-            kv_heads: heads.kv as u32,
-            dim: heads.dim as u32,
-            bits: FlatKv::of(cache.options.kv).bits as u32,
-            mantissa,
-            unused: 0,
-        }
-    }
-
     fn rope_args(
         &self,
         layer: usize,
         [q, k, v]: [BufferId; 3],
         norm: Option<QkNorm>,
         eps: f32,
-        first_row: usize,
-        cache: &CudaCache<D>,
     ) -> Result<RopeArgs> {
         let program = self.model.program();
         let [q_norm, k_norm] = match norm {
             Some(norm) => [self.model.vector(norm.q)?, self.model.vector(norm.k)?],
             None => [0; 2],
         };
+        let heads = program.heads;
         Ok(RopeArgs {
-            cache: self.cache_args(cache, layer),
+            caches: self.rows.address(),
             q: self.floats(q),
             k: self.floats(k),
             v: self.floats(v),
@@ -342,26 +338,20 @@ impl<D: Driver> CudaDevice<D> {
             k_norm,
             positions: self.step.positions(),
             angles: self.step.angles(),
-            heads: program.heads.query as u32,
-            first_row: first_row as u32,
+            heads: heads.query as u32,
+            kv_heads: heads.kv as u32,
+            dim: heads.dim as u32,
+            layer: layer as u32,
             interleaved: u32::from(program.pairing == RopePairing::Interleaved),
             eps,
         })
     }
 
-    fn attention_args(
-        &self,
-        layer: usize,
-        [q, out]: [BufferId; 2],
-        parts: usize,
-        first_row: usize,
-        cache: &CudaCache<D>,
-    ) -> AttentionArgs {
+    fn attention_args(&self, layer: usize, [q, out]: [BufferId; 2], parts: usize) -> AttentionArgs {
         let heads = self.model.program().heads;
         let [words, meta] = self.integers(out);
-        let [pattern, a, b, c] = cache.options.attention.words();
         AttentionArgs {
-            cache: self.cache_args(cache, layer),
+            caches: self.rows.address(),
             q: self.floats(q),
             positions: self.step.positions(),
             parts: self.parts.address(),
@@ -369,21 +359,18 @@ impl<D: Driver> CudaDevice<D> {
             words,
             meta,
             heads: heads.query as u32,
-            first_row: first_row as u32,
+            kv_heads: heads.kv as u32,
+            dim: heads.dim as u32,
+            layer: layer as u32,
             parts_count: parts as u32,
-            pattern,
-            a,
-            b,
-            c,
             scale: 1.0 / (heads.dim as f32).sqrt(),
         }
     }
 
     /// The launches of an operation.
-    pub(super) fn op(&self, op: &Op, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
+    pub(super) fn op(&self, op: &Op, Shape { rows, parts }: Shape) -> Result<()> {
         let program = self.model.program();
         let heads = program.heads;
-        let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
         match op {
             Op::Embed { table, out } => {
                 let args = EmbedArgs {
@@ -415,25 +402,13 @@ impl<D: Driver> CudaDevice<D> {
             }
             Op::Exchange(exchange) => self.exchange(*exchange, rows),
             Op::RopeStore { layer, q, k, v, norm, eps } => {
-                for segment in segments {
-                    let cache = &*caches[segment.sequence];
-                    let args = self.rope_args(*layer, [*q, *k, *v], *norm, *eps, segment.row, cache)?;
-                    let grid = [heads.query + 2 * heads.kv, segment.tokens.len(), 1];
-                    self.launch(self.kernels.rope_store, grid, 32, args)?;
-                }
-                Ok(())
+                let args = self.rope_args(*layer, [*q, *k, *v], *norm, *eps)?;
+                self.launch(self.kernels.rope_store, [heads.query + 2 * heads.kv, rows, 1], 32, args)
             }
             Op::Attention { layer, q, out } => {
-                // The parts of a graph do not depend on the position.
-                let parts = if rows == 1 { PARTS } else { 1 };
-                for segment in segments {
-                    let cache = &*caches[segment.sequence];
-                    let args = self.attention_args(*layer, [*q, *out], parts, segment.row, cache);
-                    let rows = segment.tokens.len();
-                    self.launch(self.kernels.attention, [heads.query, rows, parts], THREADS, args)?;
-                    self.launch(self.kernels.attention_join, [heads.query, rows, 1], THREADS, args)?;
-                }
-                Ok(())
+                let args = self.attention_args(*layer, [*q, *out], parts);
+                self.launch(self.kernels.attention, [heads.query, rows, parts], THREADS, args)?;
+                self.launch(self.kernels.attention_join, [heads.query, rows, 1], THREADS, args)
             }
         }
     }
@@ -523,7 +498,7 @@ impl<D: Driver> CudaDevice<D> {
 
     /// The operations of the body from number `at` on for a single row, if the first two can be fused: returns how many they
     /// are, or 0. What passes between the two is not stored.
-    fn fused(&self, at: usize, segment: Segment<'_>, caches: &[&mut CudaCache<D>]) -> Result<usize> {
+    fn fused(&self, at: usize) -> Result<usize> {
         let program = self.model.program();
         if !may_be_fused(program, at) {
             return Ok(0);
@@ -556,9 +531,9 @@ impl<D: Driver> CudaDevice<D> {
             [Op::RopeStore { layer, q, k, v, norm, eps }, Op::Attention { layer: of, q: read, out }, ..]
                 if layer == of && q == read =>
             {
-                let (cache, heads) = (&*caches[segment.sequence], program.heads.query);
-                let rope = self.rope_args(*layer, [*q, *k, *v], *norm, *eps, segment.row, cache)?;
-                let attention = self.attention_args(*layer, [*q, *out], PARTS, segment.row, cache);
+                let heads = program.heads.query;
+                let rope = self.rope_args(*layer, [*q, *k, *v], *norm, *eps)?;
+                let attention = self.attention_args(*layer, [*q, *out], PARTS);
                 let args = RopeAttentionArgs { rope, attention };
                 self.launch(self.kernels.rope_attention, [heads, 1, PARTS], THREADS, args)?;
                 self.launch(self.kernels.attention_join, [heads, 1, 1], THREADS, attention)?;
@@ -569,31 +544,23 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     /// The launches of the program's body.
-    pub(super) fn body(&self, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
-        self.first_operations(self.model.program().body.len(), segments, caches)
+    pub(super) fn body(&self, shape: Shape) -> Result<()> {
+        self.first_operations(self.model.program().body.len(), shape)
     }
 
     /// The launches of the operations that follow the body.
-    pub(super) fn tail(&self, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
-        self.model.program().tail.iter().try_for_each(|op| self.op(op, segments, caches))
+    pub(super) fn tail(&self, shape: Shape) -> Result<()> {
+        self.model.program().tail.iter().try_for_each(|op| self.op(op, shape))
     }
 
     /// The launches of the first `end` operations of the body.
-    pub(super) fn first_operations(
-        &self,
-        end: usize,
-        segments: &[Segment<'_>],
-        caches: &[&mut CudaCache<D>],
-    ) -> Result<()> {
+    pub(super) fn first_operations(&self, end: usize, shape: Shape) -> Result<()> {
         let body = &self.model.program().body[..end];
         let mut at = 0;
         while let Some(op) = body.get(at) {
-            let fused = match segments {
-                [segment] if segment.tokens.len() == 1 => self.fused(at, *segment, caches)?,
-                _ => 0,
-            };
+            let fused = if shape.rows == 1 { self.fused(at)? } else { 0 };
             if fused == 0 {
-                self.op(op, segments, caches)?;
+                self.op(op, shape)?;
             }
             at += fused.max(1);
         }
