@@ -59,7 +59,7 @@ __device__ __forceinline__ void add_keys(const Cache &c, u32 kv_head, u32 query,
         u32 mine = first + 4 * (lane % KEYS), seen = __ballot_sync(0xffffffffu, mine < end && sees(c, query, mine));
         // The same for all lanes.
         if (seen == 0) continue;
-        // Without conditions: positions that are not seen have the weight 0, and lanes without elements 0 as their query.
+        // Without conditions: positions that are not seen are left out below, and lanes without elements have 0 as their query.
         float4 k[KEYS][CHUNKS], v[KEYS][CHUNKS];
         for (u32 j = 0; j < KEYS; j++)
             for (u32 i = 0; i < CHUNKS; i++) {
@@ -84,7 +84,9 @@ __device__ __forceinline__ void add_keys(const Cache &c, u32 kv_head, u32 query,
         s.weight *= decay;
         for (u32 i = 0; i < 4 * CHUNKS; i++) s.sum[i] *= decay;
         for (u32 j = 0; j < KEYS; j++) {
-            float w = seen >> j & 1 ? expf(score[j] - highest) : 0.0f;
+            // The values of others may be anything.
+            if (!(seen >> j & 1)) continue;
+            float w = expf(score[j] - highest);
             s.weight += w;
             for (u32 i = 0; i < CHUNKS; i++) {
                 float *sum = s.sum + 4 * i;
@@ -213,14 +215,15 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
     }
 }
 
-extern "C" __global__ void attention(AttentionArgs a) { attend<false>(a, nullptr); }
+// Four blocks at a time on each multiprocessor.
+extern "C" __global__ void __launch_bounds__(128, 4) attention(AttentionArgs a) { attend<false>(a, nullptr); }
 
 struct RopeAttentionArgs {
     RopeArgs rope;
     AttentionArgs attention;
 };
 
-extern "C" __global__ void rope_attention(RopeAttentionArgs a) { attend<true>(a.attention, &a.rope); }
+extern "C" __global__ void __launch_bounds__(128, 4) rope_attention(RopeAttentionArgs a) { attend<true>(a.attention, &a.rope); }
 
 // Four warps per query head and row; every lane has the highest score and the sum of weights of a part: at most 32.
 extern "C" __global__ void attention_join(AttentionArgs a) {

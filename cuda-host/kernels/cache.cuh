@@ -19,6 +19,8 @@ __device__ __forceinline__ Cache cache_of(const Cache *caches, u32 row, u32 laye
     Cache c = caches[row];
     c.keys += layer * c.layer;
     c.values += layer * c.layer;
+    assume_global(c.keys);
+    assume_global(c.values);
     return c;
 }
 

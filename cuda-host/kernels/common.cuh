@@ -27,6 +27,15 @@ __device__ __forceinline__ void mma_s8(int (&sums)[2], u32 a, u32 b) {
 }
 #endif
 
+// For pointers that were read from memory: loads from global memory are shorter than those from any.
+__device__ __forceinline__ void assume_global(const void *p) {
+#ifndef CUDA_SHIM
+    __builtin_assume(__isGlobal(p));
+#else
+    (void)p;
+#endif
+}
+
 // Memory of a block whose size the launch says.
 #ifndef CUDA_SHIM
 #define DYNAMIC_SHARED(NAME) extern __shared__ uint4 NAME[]

@@ -1,5 +1,5 @@
-// Packed matrices times integers or floats: a warp has one output at a time, for up to TOKENS rows of the batch at once. Up
-// to four matrices with the same input are one launch. Sums of integers are exact within a group.
+// Packed matrices times integers or floats: a warp has one output at a time, for up to TOKENS rows of the batch at once, or
+// two outputs for a single row. Up to four matrices with the same input are one launch. Sums of integers are exact within a group.
 //
 // A single row is small: each block can normalize and round all of it for itself, in shared memory, which saves launches.
 
@@ -98,7 +98,6 @@ __device__ __forceinline__ float add_unit(const Matrix &m, const UnitScales &w, 
 struct SimpleRow {
     const u32 *codes;
     const unsigned short *scales;
-    const u32 *levels;
     u32 shift;
     int factor, offset;
 };
@@ -106,7 +105,6 @@ struct SimpleRow {
 __device__ __forceinline__ SimpleRow simple_row(const Matrix &m, u64 row, u32 words) {
     return SimpleRow{m.codes + row * m.units * words,
                      (const unsigned short *)(m.scales + row * m.scale_words),
-                     m.levels,
                      unit_shift(m),
                      m.factor,
                      m.offset};
@@ -126,7 +124,7 @@ __device__ __forceinline__ void dot_simple(const Input &in, const SimpleRow (&ro
             u32 unit[C::WORDS];
             load_unit(rows[r].codes + u * C::WORDS, unit);
             scales[r] = half_value(rows[r].scales[u >> rows[r].shift]);
-            for (u32 s = 0; s < 8; s++) four[r][s] = C::four(unit, s, rows[r].levels);
+            for (u32 s = 0; s < 8; s++) four[r][s] = C::four(unit, s, nullptr);
         }
         for (int t = 0; t < TOKENS; t++) {
             u32 at = from[t] * units + u;
@@ -266,6 +264,7 @@ __device__ __forceinline__ void product_pairs(const ProductArgs &a, const Input 
     bool gated = a.epilogue == EPILOGUE_SWIGLU;
     for (u32 pass = 0; pass < a.passes; pass += gated ? 1 : 2) {
         u32 row = first + pass * warps, next = gated ? row : min(row + warps, m.rows - 1);
+        bool has_next = row + warps < m.rows;
         // The whole warp.
         if (row >= m.rows) break;
         SimpleRow rows[2] = {simple_row(m, expert_row + row, C::WORDS),
@@ -280,10 +279,10 @@ __device__ __forceinline__ void product_pairs(const ProductArgs &a, const Input 
             if (a.rounded) results[pass * warps + threadIdx.x / 32] = y;
         } else if (a.epilogue == EPILOGUE_ADD) {
             out[row] += sums[0][0];
-            if (next != row) out[next] += sums[1][0];
+            if (has_next) out[next] += sums[1][0];
         } else {
             out[row] = sums[0][0];
-            out[next] = sums[1][0];
+            if (has_next) out[next] = sums[1][0];
         }
     }
 }

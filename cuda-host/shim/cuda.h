@@ -10,7 +10,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __noinline__
-#define __launch_bounds__(THREADS)
+#define __launch_bounds__(...)
 #define __shared__ static thread_local
 struct ShimWidth {
     unsigned x;

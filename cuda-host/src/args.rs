@@ -21,9 +21,9 @@ pub(crate) struct MatrixArgs {
 }
 
 impl MatrixArgs {
-    /// `is_simple` of `common.cuh`.
-    pub(crate) fn is_simple(&self) -> bool {
-        self.scale_kind == 0 && self.parts == 1 && self.group >= 32
+    /// Whether warps compute two rows at once: `is_simple` of `common.cuh`, with codes that are `SIMPLE` in `codes.cuh`.
+    pub(crate) fn has_pairs(&self) -> bool {
+        self.scale_kind == 0 && self.parts == 1 && self.group >= 32 && matches!(self.kind, 0 | 1 | 2 | 4)
     }
 }
 

@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const KV_FORMATS: [KvFormat; 6] =
     [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Fp8E4M3, KvFormat::Fp8E5M2];
 
-/// Parts of the positions among which the attention of a single row is divided; `attention_join` has a
-/// lane for each.
+/// Parts of the positions among which the attention of a single row is divided, and of as many single tokens together;
+/// `attention_join` has a lane for each.
 const PARTS: usize = 16;
 const _: () = assert!(PARTS <= 32);
 
@@ -118,18 +118,17 @@ impl<D: Driver> core::fmt::Debug for CudaCache<D> {
     }
 }
 
-/// Rows of one token each, as many as sequences, and what is read out of how many of them: what the launches of a step
-/// depend on.
-type Steps = (usize, Option<(Readout, usize)>);
+/// What the launches for a token of each of some sequences depend on: their number, and what is read out of how many.
+type GraphKey = (usize, Option<(Readout, usize)>);
 
 /// Graphs of a device, which sequences that come and go in a server may need in turn.
 const GRAPHS: usize = 64;
 
 /// A model on an NVIDIA GPU: scratch memory for a batch. Runs any number of sequences.
 pub struct CudaDevice<D: Driver> {
-    /// Steps of single tokens, the latest last. NCCL waits for the end of graphs with its exchanges before its own, and needs
+    /// The latest used last. NCCL waits for the end of graphs with its exchanges before its own, and needs
     /// the GPU for that: they are dropped before `rank`, and before the memory.
-    graphs: Vec<(Steps, D::Graph)>,
+    graphs: Vec<(GraphKey, D::Graph)>,
     /// Unique among the devices of the process; another one after joining or leaving a group.
     id: u64,
     model: Arc<CudaModel<D>>,
@@ -137,9 +136,9 @@ pub struct CudaDevice<D: Driver> {
     kernels: Kernels<D::Kernel>,
     buffers: Vec<Buffer<D>>,
     step: Step<D>,
-    /// The caches of rows, `(batch)`, and whose they are.
-    rows: Memory<D>,
-    row_caches: Vec<u64>,
+    /// The cache of each row, `(batch)`, and their ids.
+    cache_table: Memory<D>,
+    cache_ids: Vec<u64>,
     /// Of attention: `(rows, heads, parts, head_dim + 2)`.
     parts: Memory<D>,
     /// Of a mixture of experts.
@@ -196,8 +195,8 @@ impl<D: Driver> CudaDevice<D> {
             kernels: Kernels::new(&**driver)?,
             buffers,
             step: Step { memory: Memory::new(driver, 4 * batch * (3 + heads.dim))?, batch },
-            rows: Memory::new(driver, size_of::<CacheArgs>() * batch)?,
-            row_caches: Vec::new(),
+            cache_table: Memory::new(driver, size_of::<CacheArgs>() * batch)?,
+            cache_ids: Vec::new(),
             parts: Memory::new(driver, 4 * heads.query * batch.max(PARTS) * (heads.dim + 2))?,
             choices: Choices::new(driver, program, batch)?,
             logits_memory: Memory::new(driver, 4 * logit_rows * program.vocab())?,
@@ -263,11 +262,11 @@ impl<D: Driver> CudaDevice<D> {
     ) -> Result<()> {
         let cache_of = |s: &Segment<'_>| &*caches[s.sequence];
         let ids: Vec<u64> = segments.iter().flat_map(|s| repeat_n(cache_of(s).id, s.tokens.len())).collect();
-        if !self.row_caches.starts_with(&ids) {
+        if !self.cache_ids.starts_with(&ids) {
             let heads = self.model.program().heads;
             let rows = segments.iter().flat_map(|s| repeat_n(cache_of(s).args(heads), s.tokens.len()));
-            self.driver().write(self.rows.address(), cast_slice(&rows.collect::<Vec<_>>()))?;
-            self.row_caches = ids;
+            self.driver().write(self.cache_table.address(), cast_slice(&rows.collect::<Vec<_>>()))?;
+            self.cache_ids = ids;
         }
         let (program, batch) = (self.model.program(), self.options.batch);
         let (tokens, angles) = tokens_and_angles(program, segments);
@@ -283,20 +282,20 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     /// A token of each of some sequences: one graph, recorded the first time.
-    fn step(&mut self, shape: Shape, group: Option<&ReadoutGroup>) -> Result<()> {
-        let steps = (shape.rows, group.map(|group| (group.readout, group.rows.len())));
-        match self.graphs.iter().position(|(known, _)| *known == steps) {
+    fn single_tokens(&mut self, shape: Shape, group: Option<&ReadoutGroup>) -> Result<()> {
+        let key = (shape.rows, group.map(|group| (group.readout, group.rows.len())));
+        match self.graphs.iter().position(|(known, _)| *known == key) {
             Some(at) => self.graphs[at..].rotate_left(1),
             None => {
                 let recording = Recording::begin(self.driver())?;
                 let launched = self.body(shape).and_then(|()| self.tail(shape));
-                let launched = launched
-                    .and_then(|()| steps.1.map_or(Ok(()), |(readout, rows)| self.head(readout, rows)));
+                let launched =
+                    launched.and_then(|()| key.1.map_or(Ok(()), |(readout, rows)| self.head(readout, rows)));
                 let graph = launched.and_then(|()| recording.end())?;
                 if self.graphs.len() == GRAPHS {
                     self.graphs.remove(0);
                 }
-                self.graphs.push((steps, graph));
+                self.graphs.push((key, graph));
             }
         }
         self.graphs.last().map_or(Ok(()), |(_, graph)| self.driver().replay(graph))
@@ -311,9 +310,13 @@ impl<D: Driver> CudaDevice<D> {
     ) -> Result<()> {
         self.write_step(segments, groups.first(), caches)?;
         let shape = Shape::of(segments);
-        if shape.rows == segments.len() && groups.len() <= 1 {
-            self.step(shape, groups.first())?;
-            return groups.iter().try_for_each(|group| self.read(group, sink));
+        if shape.rows == segments.len() {
+            let [group] = groups else {
+                self.single_tokens(shape, None)?;
+                return self.read_out(groups, 1, sink);
+            };
+            self.single_tokens(shape, Some(group))?;
+            return self.read(group, sink);
         }
         self.body(shape)?;
         self.tail(shape)?;

@@ -205,7 +205,7 @@ impl Communicator {
         if let Some(handle) = lock(&self.handle).take() {
             let nccl = Arc::clone(&self.clique.nccl);
             // NCCL tells the GPU to stop first, and then waits until the graphs with its exchanges are gone, which is when
-            // their sequences are dropped.
+            // their device leaves the group or is dropped.
             // Without a thread for it, it is left to the end of the process.
             let _ = thread::Builder::new().name("shohin-nccl-abort".into()).spawn(move || nccl.abort(handle));
         }

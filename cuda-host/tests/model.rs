@@ -276,13 +276,13 @@ fn a_token_is_one_graph_and_text_is_that_of_the_cpu() -> Result<(), Error> {
 }
 
 /// A token of each of several sequences, whose caches differ, is one graph too. It serves other sequences: what they are is in
-/// memory. The logits are those of the CPU.
+/// memory. The logits are close to those of the CPU.
 #[test]
 fn a_token_of_each_sequence_is_one_graph() {
     let shape = Shape { layers: 2, context: 512, ..small() };
     let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
-    let mut options = [kv(KvFormat::F32), kv(KvFormat::F16), kv(KvFormat::F32)];
-    options[0].context = 40;
+    let mut options = [kv(KvFormat::F16); 9];
+    (options[0].kv, options[0].context, options[2].kv) = (KvFormat::F32, 40, KvFormat::F32);
     options[2].attention = "window:5".parse().unwrap();
     let mut cpu = on_cpu(&file, Activations::F32, &options[0]).device;
     let mut cuda = device(&file, Activations::F32, 2);
@@ -290,13 +290,13 @@ fn a_token_of_each_sequence_is_one_graph() {
         .each_ref()
         .map(|options| (Session::new(&mut cpu, options).unwrap(), Session::new(&mut cuda, options).unwrap()));
     for (i, (on_cpu, on_cuda)) in sessions.iter_mut().enumerate() {
-        let prompt = tokens(3 + 17 * i, 320);
+        let prompt = tokens(if i < 3 { 3 + 17 * i } else { 2 }, 320);
         on_cpu.forward_prefill(&mut cpu, &prompt).unwrap();
         on_cuda.forward_prefill(&mut cuda, &prompt).unwrap();
     }
     let shim = Arc::clone(cuda.model().driver());
-    // All, two of them, and two others.
-    for which in [&[0, 1, 2][..], &[2, 0], &[1, 2], &[0, 1, 2]] {
+    // Those of the last are more than logits are read of at once.
+    for which in [&[0, 1, 2][..], &[2, 0], &[1, 2], &[0, 1, 2], &[5, 1, 7, 0, 6, 8, 3, 2, 4]] {
         let before = (shim.launches.get(), shim.replays.get());
         let mut feeds: Vec<_> = sessions.iter_mut().map(|(_, session)| Some(session)).collect();
         let mut feeds: Vec<_> = which
@@ -319,7 +319,8 @@ fn a_token_of_each_sequence_is_one_graph() {
             let error = error(found, want);
             assert!(error < 2e-3, "sequence {i} of {which:?}: {error}");
         }
-        assert_eq!((shim.launches.get(), shim.replays.get()), (before.0, before.1 + 1));
+        assert_eq!(shim.replays.get(), before.1 + 1);
+        assert_eq!(shim.launches.get() == before.0, which.len() <= 8);
     }
 }
 

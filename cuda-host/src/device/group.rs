@@ -127,15 +127,15 @@ impl<D: Driver> CudaDevice<D> {
         let gathered = program.body.iter().map(of_op).max().unwrap_or(0).max(ranks * part);
         let returned = if program.stages > 1 { batch * program.cols(program.residual) } else { 0 };
         let memory = |floats: usize| Memory::new(&self.model.driver, 4 * floats);
-        self.rank = Some(Rank {
+        let rank = Rank {
             gathered: memory(gathered)?,
             logits: memory(part)?,
             returned: memory(returned)?,
             communicator,
             group,
-        });
-        self.id = new_id();
-        self.graphs.clear();
+        };
+        self.leave_group();
+        self.rank = Some(rank);
         Ok(self)
     }
 

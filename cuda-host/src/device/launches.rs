@@ -234,8 +234,8 @@ impl<D: Driver> CudaDevice<D> {
             // A single row that is normalized takes larger blocks, as all of them do that again. Those of gated products
             // have whole units of 32 outputs, which they round. Warps of others have two outputs if they read the input once
             // for both.
-            let in_pairs =
-                rows == 1 && matrix.is_simple() && matches!(epilogue, Epilogue::Store | Epilogue::Add);
+            let stored = matches!(epilogue, Epilogue::Store | Epilogue::Add);
+            let in_pairs = rows == 1 && stored && input == Activations::Int8 && matrix.has_pairs();
             let (warps, passes) = match norm {
                 Some(_) => (8, if gated { 4 } else { 2 }),
                 None => (4, if in_pairs { 2 } else { 1 }),
@@ -330,7 +330,7 @@ impl<D: Driver> CudaDevice<D> {
         };
         let heads = program.heads;
         Ok(RopeArgs {
-            caches: self.rows.address(),
+            caches: self.cache_table.address(),
             q: self.floats(q),
             k: self.floats(k),
             v: self.floats(v),
@@ -351,7 +351,7 @@ impl<D: Driver> CudaDevice<D> {
         let heads = self.model.program().heads;
         let [words, meta] = self.integers(out);
         AttentionArgs {
-            caches: self.rows.address(),
+            caches: self.cache_table.address(),
             q: self.floats(q),
             positions: self.step.positions(),
             parts: self.parts.address(),

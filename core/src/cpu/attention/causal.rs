@@ -65,7 +65,7 @@ impl<C: FlashCodec> CausalAttention<'_, '_, C> {
             let (splits, len) = (seen.div_ceil(SPLIT), part_len(d));
             let scratch = &mut scratch[..splits * heads * self.group * len];
             for_each_chunk(pool, scratch, self.group * len, &|job, parts| {
-                // A worker goes on with the same head, whose next positions are being prefetched.
+                // The splits of a head follow one another, as the positions after a split are prefetched.
                 let (head, split) = (job / splits, job % splits);
                 let range = split * SPLIT..seen.min((split + 1) * SPLIT);
                 let q = queries(0, head * width, 1);
@@ -241,6 +241,10 @@ mod tests {
             ((2, 4, 96), 66, 150),
             ((1, 2, 128), 40, SPLIT + 17),
             ((1, 37, 18), 3, 2 * SPLIT + 1),
+            ((1, 5, 32), 2, 130),
+            ((2, 1, 96), 3, 70),
+            ((1, 3, 256), 1, 140),
+            ((1, 2, 288), 2, 20),
         ] {
             let (kv_heads, group, d) = shape;
             let q = noise(tokens * kv_heads * group * d, 1);
@@ -349,6 +353,10 @@ mod tests {
             ((2, 4, 90), 66, 150),
             ((1, 2, 128), 40, SPLIT + 17),
             ((1, 37, 18), 3, 2 * SPLIT + 1),
+            ((1, 5, 32), 2, 130),
+            ((2, 1, 96), 3, 70),
+            ((1, 3, 256), 1, 140),
+            ((1, 2, 288), 2, 20),
         ] {
             let (kv_heads, group, d) = shape;
             let q = noise(tokens * kv_heads * group * d, 1);

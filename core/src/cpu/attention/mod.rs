@@ -4,7 +4,7 @@ mod causal;
 mod flash;
 mod float;
 #[cfg(target_arch = "x86_64")]
-mod half_bytes;
+mod nibbles;
 mod quantized;
 
 pub(crate) use causal::{CausalAttention, scratch_len};

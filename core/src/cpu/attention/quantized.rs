@@ -9,7 +9,7 @@ use half::f16;
 
 use super::flash::{Compiled, FlashCodec, ROWS, Span, TILE, prefetch};
 #[cfg(target_arch = "x86_64")]
-use super::half_bytes;
+use super::nibbles;
 use crate::cache::{
     BLOCK_POSITIONS, Codes, KvCodec, KvView, PairCodec, Quantized, SCALE_GROUP, largest, round,
 };
@@ -26,7 +26,7 @@ pub(super) const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 /// Pairs of codes that vectors are loaded from.
 pub(crate) trait LoadPairs: PairCodec {
     /// Whether a pair is one byte.
-    const HALF_BYTES: bool = Self::PAIR == 1;
+    const NIBBLES: bool = Self::PAIR == 1;
 
     /// 16 pairs of codes at `p`, widened.
     ///
@@ -54,7 +54,7 @@ impl<P: LoadPairs> FlashCodec for Quantized<P>
 where
     Quantized<P>: Compiled,
 {
-    /// Stores pairs of 16-bit integers in the first half of a row, followed by their step as a float; see `half_bytes.rs` for
+    /// Stores pairs of 16-bit integers in the first half of a row, followed by their step as a float; see `nibbles.rs` for
     /// what those products take instead.
     #[inline(always)]
     fn prepare(isa: Isa, q: &mut [f32], head_dim: usize) {
@@ -74,8 +74,8 @@ where
         }
         let _ = isa;
         #[cfg(target_arch = "x86_64")]
-        if P::HALF_BYTES {
-            half_bytes::prepare(isa, q, head_dim);
+        if P::NIBBLES {
+            nibbles::prepare(isa, q, head_dim);
         }
     }
 
@@ -95,10 +95,10 @@ where
             let keys = view.block(view.head, start).0;
             let next = later_tile(view, start).map(|(keys, _)| keys);
             #[cfg(target_arch = "x86_64")]
-            if P::HALF_BYTES && L::AVX512 && half_bytes::fits(d) {
-                let keys = half_bytes::Tile { p: keys, block: bytes, blocks, head_dim: d, next };
+            if P::NIBBLES && L::AVX512 && nibbles::fits(d) {
+                let keys = nibbles::Tile { p: keys, block: bytes, blocks, head_dim: d, next };
                 let rows = rows.first..rows.count;
-                return half_bytes::score(keys, &q[rows.clone()], &mut scores[rows]);
+                return nibbles::score(keys, &q[rows.clone()], &mut scores[rows]);
             }
             for b in 0..blocks {
                 let keys = keys.add(b * bytes);
@@ -137,15 +137,15 @@ where
         let next = later_tile(view, start).map(|(_, values)| values);
         let _ = scratch;
         #[cfg(target_arch = "x86_64")]
-        if P::HALF_BYTES && L::AVX512 && half_bytes::fits(d) {
+        if P::NIBBLES && L::AVX512 && nibbles::fits(d) {
             let (visible, rows) = (rows.visible, rows.first..rows.count);
             let (weights, visible, decay, out) =
                 (&weights[rows.clone()], &visible[rows.clone()], &decay[rows.clone()], &out[rows]);
             // SAFETY: the caller's promise.
             return unsafe {
                 let values = view.block(view.head, start).1;
-                let values = half_bytes::Tile { p: values, block: bytes, blocks, head_dim: d, next };
-                half_bytes::sum(values, weights, visible, decay, out, scratch);
+                let values = nibbles::Tile { p: values, block: bytes, blocks, head_dim: d, next };
+                nibbles::sum(values, weights, visible, decay, out, scratch);
             };
         }
         let mut integers = [[0; TILE]; ROWS];
@@ -189,8 +189,8 @@ where
     }
 }
 
-/// Where the keys and values of the second tile after the one at `start` begin, to prefetch them (a closer
-/// tile would arrive too late): of the next head after the last; `None` if there is none.
+/// Where the keys and values of the second tile after the one at `start` begin, to prefetch them: a closer tile would arrive
+/// too late. After the last tile of a head come those of the next head, if there is one.
 #[inline(always)]
 fn later_tile<C: KvCodec>(view: &KvView<'_, C>, start: usize) -> Option<(*const u8, *const u8)> {
     let next = start + 2 * TILE;

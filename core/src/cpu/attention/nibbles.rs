@@ -1,15 +1,16 @@
 //! Attention over 4-bit keys and values with AVX-512, as products of bytes.
 //!
-//! The instruction for pairs of 16-bit integers takes longer to unpack half bytes for than to multiply. The one for four
-//! bytes in each lane takes two for an integer `256 high + low`, but half bytes are soon bytes. It multiplies bytes without
-//! a sign by bytes with one:
+//! Elsewhere nibbles become 16-bit integers, which takes longer than to multiply them. Here they become bytes, in a third of
+//! the instructions. A 16-bit integer of a query, or a weight, is two bytes then, `256 high + low`, and `vpdpbusd` multiplies
+//! four bytes without a sign by four with one in each lane:
 //!
 //! ```text
 //! keys    sum(q c) = 256 sum(high (c + 8)) + sum(low (c + 8)) - 8 sum(q)    low and high with a sign
 //! values  16 sum(w c) = 256 sum(high (16 c)) + sum(low (16 c))              low and high without
 //! ```
-//! `c + 8` is a half byte with the upper bit inverted, and `16 c` is one in the upper half of a byte. Weights are not negative,
-//! as neither `e^x` nor a scale is. All sums are exact: the results are those of the other instruction sets.
+//! `c + 8` is a nibble with the upper bit inverted, and `16 c` is one in the upper half of a byte. Weights are not negative, as
+//! neither `e^x` nor a scale is. (If a saved session was changed so that a scale is, its group of values counts as zero here.) All
+//! sums are exact: the results are those of the other instruction sets.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
@@ -107,8 +108,8 @@ unsafe fn both<const AT: usize>(p: *const u8) -> __m512i {
     n
 }
 
-/// Splits the 16-bit integers of queries `(rows, head_dim)` into bytes, for each eight `[low or high][even or odd][4]`, if
-/// [`score`] computes them. The sums of the groups, times -8, follow the step.
+/// Splits the 16-bit integers of queries `(rows, head_dim)` into bytes, for each eight `[low or high][even or odd][4]`, for the
+/// instruction sets whose attention is [`score`]. The sums of the groups, times -8, follow the step.
 pub(super) fn prepare(isa: Isa, q: &mut [f32], head_dim: usize) {
     match isa.kind() {
         Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx if fits(head_dim) => {
