@@ -94,6 +94,14 @@ __device__ __forceinline__ float add_unit(const Matrix &m, const UnitScales &w, 
     return __fmaf_rn(part, meta.scale, sum);
 }
 
+// Adds the products of half a unit to n.
+__device__ __forceinline__ int dot_half(const u32 *four, uint4 x, int n) {
+    n = __dp4a((int)four[0], (int)x.x, n);
+    n = __dp4a((int)four[1], (int)x.y, n);
+    n = __dp4a((int)four[2], (int)x.z, n);
+    return __dp4a((int)four[3], (int)x.w, n);
+}
+
 // A row of a simple matrix.
 struct SimpleRow {
     const u32 *codes;
@@ -132,16 +140,7 @@ __device__ __forceinline__ void dot_simple(const Input &in, const SimpleRow (&ro
             Meta meta = in.meta[at];
             int total = meta.sums[0] + meta.sums[1];
             for (int r = 0; r < ROWS; r++) {
-                const u32(&f)[8] = four[r];
-                int n = 0;
-                n = __dp4a((int)f[0], (int)x.x, n);
-                n = __dp4a((int)f[1], (int)x.y, n);
-                n = __dp4a((int)f[2], (int)x.z, n);
-                n = __dp4a((int)f[3], (int)x.w, n);
-                n = __dp4a((int)f[4], (int)y.x, n);
-                n = __dp4a((int)f[5], (int)y.y, n);
-                n = __dp4a((int)f[6], (int)y.z, n);
-                n = __dp4a((int)f[7], (int)y.w, n);
+                int n = dot_half(four[r] + 4, y, dot_half(four[r], x, 0));
                 n = n * rows[r].factor - rows[r].offset * total;
                 sums[r][t] = __fmaf_rn(__fmul_rn((float)n, scales[r]), meta.scale, sums[r][t]);
             }
@@ -176,15 +175,7 @@ __device__ __noinline__ void dot_any(Input in, Matrix m, u64 row, const u32 *fro
                 if constexpr (INT8) {
                     uint4 x = in.words[2 * at], y = in.words[2 * at + 1];
                     Meta meta = in.meta[at];
-                    int n = 0, k = 0;
-                    n = __dp4a((int)four[0], (int)x.x, n);
-                    n = __dp4a((int)four[1], (int)x.y, n);
-                    n = __dp4a((int)four[2], (int)x.z, n);
-                    n = __dp4a((int)four[3], (int)x.w, n);
-                    k = __dp4a((int)four[4], (int)y.x, k);
-                    k = __dp4a((int)four[5], (int)y.y, k);
-                    k = __dp4a((int)four[6], (int)y.z, k);
-                    k = __dp4a((int)four[7], (int)y.w, k);
+                    int n = dot_half(four, x, 0), k = dot_half(four + 4, y, 0);
                     n = n * m.factor - m.offset * meta.sums[0];
                     k = k * m.factor - m.offset * meta.sums[1];
                     float part = m.group == 16 ? halves(w, (float)n, (float)k) : (float)(n + k) * w.low.x;
