@@ -107,8 +107,8 @@ struct Found {
 
 // The positions `begin..end` for the query `q`, whose heads have at most 128 times `CHUNKS` elements.
 template <CacheKind KIND, u32 CHUNKS>
-__device__ __forceinline__ void attend_warp(const AttentionArgs &a, const Cache &cache, const float *q, u32 kv_head, u32 query, u32 begin,
-                                            u32 end, Found &found) {
+__device__ __forceinline__ void attend_warp(const AttentionArgs &a, const Cache &cache, const float *q, u32 kv_head,
+                                            u32 query, u32 begin, u32 end, Found &found) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Softmax<CHUNKS> s;
     for (u32 i = 0; i < 4 * CHUNKS; i++) {
@@ -158,8 +158,9 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
                     store_head(cache, kind == KEY ? cache.keys : cache.values, at, lane, heads[warp]);
                 __syncwarp();
                 for (u32 i = 4 * lane; i < dim; i += 128) {
+                    float *to = heads[warp] + i;
                     float4 x = cache_any(one, one.keys, i);
-                    heads[warp][i] = x.x, heads[warp][i + 1] = x.y, heads[warp][i + 2] = x.z, heads[warp][i + 3] = x.w;
+                    to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
                 }
             }
         }
@@ -169,8 +170,8 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
     }
 #define ATTEND(KIND)                                                                                                   \
     case KIND:                                                                                                         \
-        if (dim <= 128) attend_warp<KIND, 1>(a, cache, q, kv_head, query, begin, end, found);                                 \
-        else attend_warp<KIND, 2>(a, cache, q, kv_head, query, begin, end, found);                                            \
+        if (dim <= 128) attend_warp<KIND, 1>(a, cache, q, kv_head, query, begin, end, found);                          \
+        else attend_warp<KIND, 2>(a, cache, q, kv_head, query, begin, end, found);                                     \
         break;
     switch (cache_kind(cache)) {
         ATTEND(CACHE_F32)
