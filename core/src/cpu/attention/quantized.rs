@@ -26,6 +26,7 @@ pub(super) const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 /// Pairs of codes that vectors are loaded from.
 pub(crate) trait LoadPairs: PairCodec {
     /// Whether a pair is one byte.
+    #[cfg(target_arch = "x86_64")]
     const NIBBLES: bool = Self::PAIR == 1;
 
     /// 16 pairs of codes at `p`, widened.
