@@ -390,7 +390,7 @@ mod tests {
 
     /// Steps are 18 times as large as those of 8 bits, and so are errors at most.
     #[test]
-    fn half_bytes_agree_with_what_they_stand_for() {
+    fn nibbles_agree_with_what_they_stand_for() {
         codes_agree_with_the_numbers_they_stand_for::<Quantized<Codes<4>>>(7.0, |_| SCALE_GROUP, 0.1);
     }
 
