@@ -17,8 +17,8 @@ use core::arch::x86_64::*;
 use core::hint::black_box;
 
 use super::flash::{SCRATCH, TILE, prefetch};
-use super::quantized::{LARGEST, LEAST};
-use crate::cache::{BLOCK_POSITIONS, SCALE_GROUP};
+use super::quantized::{LEAST, LoadPairs};
+use crate::cache::{BLOCK_POSITIONS, Codes, SCALE_GROUP};
 use crate::cpu::isa::{Isa, Kind};
 use crate::cpu::simd::Avx512;
 
@@ -380,7 +380,7 @@ unsafe fn to_bytes<const R: usize>(
             // In 128 bits each.
             let most = _mm512_castsi512_ps(largest_of(most));
             let counts = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(most, _mm512_set1_ps(LEAST));
-            let largest = _mm512_set1_ps(LARGEST);
+            let largest = _mm512_set1_ps(Codes::<4>::MOST);
             let steps = _mm512_mul_ps(_mm512_div_ps(most, largest), _mm512_set1_ps(1.0 / 16.0));
             let steps = _mm512_maskz_mov_ps(counts, steps);
             _mm512_storeu_ps(to.steps[r].as_mut_ptr().add(4 * first), steps);

@@ -18,13 +18,14 @@ use crate::cpu::simd::{LANES, Simd};
 
 /// Whether several queries are computed at once.
 const UNROLLED: bool = cfg!(feature = "unrolled");
-/// The largest magnitude of the integers for queries and weights: 256 times a byte with a sign, plus another.
-pub(super) const LARGEST: f32 = (256 * 127 + 127) as f32;
 /// Smaller magnitudes count as zero, so that no reciprocal overflows.
 pub(super) const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 
 /// Pairs of codes that vectors are loaded from.
 pub(crate) trait LoadPairs: PairCodec {
+    /// The largest magnitude of the integers for queries and weights.
+    const MOST: f32;
+
     /// Whether a pair is one byte.
     #[cfg(target_arch = "x86_64")]
     const NIBBLES: bool = Self::PAIR == 1;
@@ -36,6 +37,8 @@ pub(crate) trait LoadPairs: PairCodec {
 }
 
 impl LoadPairs for Codes<8> {
+    const MOST: f32 = 32767.0;
+
     #[inline(always)]
     unsafe fn pairs<L: Simd>(p: *const u8) -> L::Pairs {
         // SAFETY: the caller's promise.
@@ -44,6 +47,9 @@ impl LoadPairs for Codes<8> {
 }
 
 impl LoadPairs for Codes<4> {
+    /// 256 times a byte with a sign, plus another, see `nibbles.rs`.
+    const MOST: f32 = (256 * 127 + 127) as f32;
+
     #[inline(always)]
     unsafe fn pairs<L: Simd>(p: *const u8) -> L::Pairs {
         // SAFETY: the caller's promise.
@@ -63,7 +69,7 @@ where
             let most = largest(row);
             let (step, inverse) = match most {
                 most if most < LEAST => (0.0, 0.0),
-                most if most.is_finite() => (most / LARGEST, LARGEST / most),
+                most if most.is_finite() => (most / P::MOST, P::MOST / most),
                 _ => (f32::NAN, 0.0),
             };
             let integer = |x: f32| round(x * inverse);
@@ -166,7 +172,7 @@ where
                     L::store(scales.as_mut_ptr().add(b * BLOCK_POSITIONS), scale);
                 }
                 for r in rows.first..rows.count {
-                    steps[r] = to_integers::<L>(&weights[r], &scales, rows.visible[r], &mut integers[r]);
+                    steps[r] = to_integers::<P, L>(&weights[r], &scales, rows.visible[r], &mut integers[r]);
                 }
                 let columns = (g * group, d.min((g + 1) * group));
                 let values = Values { p: values, block: bytes, blocks, head_dim: d, columns, next };
@@ -260,7 +266,7 @@ unsafe fn score_block<P: LoadPairs, L: Simd, const R: usize, const S: usize>(
 ///
 /// Safety: as for [`Simd`].
 #[inline(always)]
-unsafe fn to_integers<L: Simd>(
+unsafe fn to_integers<P: LoadPairs, L: Simd>(
     weights: &[f32; TILE],
     scales: &[f32; TILE],
     n: usize,
@@ -284,11 +290,11 @@ unsafe fn to_integers<L: Simd>(
         *out = [0; TILE];
         return 0.0;
     }
-    let inverse = LARGEST / most;
+    let inverse = P::MOST / most;
     for (out, scaled) in out.iter_mut().zip(scaled) {
         *out = round(scaled * inverse) as i16;
     }
-    most / LARGEST
+    most / P::MOST
 }
 
 /// The values of a tile.
