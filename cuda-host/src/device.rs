@@ -261,12 +261,15 @@ impl<D: Driver> CudaDevice<D> {
         caches: &[&mut CudaCache<D>],
     ) -> Result<()> {
         let cache_of = |s: &Segment<'_>| &*caches[s.sequence];
-        let ids: Vec<u64> = segments.iter().flat_map(|s| repeat_n(cache_of(s).id, s.tokens.len())).collect();
-        if !self.cache_ids.starts_with(&ids) {
+        let ids = segments.iter().flat_map(|s| repeat_n(cache_of(s).id, s.tokens.len()));
+        let mut known = self.cache_ids.iter();
+        if !ids.clone().all(|id| known.next() == Some(&id)) {
+            // If the write fails, nothing is known.
+            self.cache_ids.clear();
             let heads = self.model.program().heads;
             let rows = segments.iter().flat_map(|s| repeat_n(cache_of(s).args(heads), s.tokens.len()));
             self.driver().write(self.cache_table.address(), cast_slice(&rows.collect::<Vec<_>>()))?;
-            self.cache_ids = ids;
+            self.cache_ids.extend(ids);
         }
         let (program, batch) = (self.model.program(), self.options.batch);
         let (tokens, angles) = tokens_and_angles(program, segments);

@@ -1,7 +1,7 @@
 //! Attention over 4-bit keys and values with AVX-512, as products of bytes.
 //!
-//! Elsewhere nibbles become 16-bit integers, which takes longer than to multiply them. Here they become bytes, in a third of
-//! the instructions. A 16-bit integer of a query, or a weight, is two bytes then, `256 high + low`, and `vpdpbusd` multiplies
+//! Elsewhere nibbles become 16-bit integers, which takes longer than to multiply them. Here they become bytes, in fewer
+//! instructions. A 16-bit integer of a query, or a weight, is two bytes then, `256 high + low`, and `vpdpbusd` multiplies
 //! four bytes without a sign by four with one in each lane:
 //!
 //! ```text
