@@ -1,6 +1,6 @@
-// Causal attention with an online softmax. `attention`: one block of four warps per query head, row and part of the
-// positions. A warp has every fourth position, four at once, whose loads do not wait for one another, and a lane has four or
-// eight elements of a head. `attention_join` merges the parts (flash decoding). See core's attention.rs for the patterns.
+// Causal attention with an online softmax: one block of four warps per query head, row and part of the positions. A warp has
+// every fourth position, four at once, whose loads do not wait for one another, and a lane has four or eight elements of a head.
+// The last block of a head and row that ends merges the parts (flash decoding). See core's attention.rs for the patterns.
 // `rope_attention` is rope_store and attention of a single row in one launch.
 
 struct AttentionArgs {
@@ -8,14 +8,18 @@ struct AttentionArgs {
     const float *q;       // (rows, heads, dim)
     const u32 *positions; // of rows of the batch
     float *parts;         // (rows, heads, parts, dim + 2): result, highest score, sum of weights
+    u32 *ended;           // (rows, heads): parts that have ended, 0 before and after
     float *out;           // (rows, heads, dim)
     signed char *words;   // null if no product reads integers
     Meta *meta;
     u32 heads, kv_heads, dim;
     u32 layer;
-    u32 parts_count;
+    u32 parts_count; // of the longest sequences, at most 32
     float scale;
 };
+
+// Positions that are worth a part.
+const u32 PART_POSITIONS = 64;
 
 __device__ __forceinline__ bool sees(const Cache &p, u32 query, u32 key) {
     if (p.pattern == 0) return true;
@@ -99,6 +103,34 @@ __device__ __forceinline__ void add_keys(const Cache &c, u32 kv_head, u32 query,
     }
 }
 
+// Stores element `at` of the result, by warps that have a unit.
+__device__ __forceinline__ void put_attention(const AttentionArgs &a, u64 at, float x) {
+    a.out[at] = x;
+    if (a.words) put_unit(a.words, a.meta, at / 32, threadIdx.x % 32, x);
+}
+
+// Merges the parts of a head and row, by a block; every lane has the highest score and the sum of weights of one.
+__device__ __forceinline__ void join_parts(const AttentionArgs &a, u64 head, u32 count) {
+    u32 dim = a.dim, lane = threadIdx.x % 32;
+    // From the memory that all blocks share.
+    const float *parts = a.parts + head * a.parts_count * (dim + 2);
+    bool has = lane < count;
+    float top = has ? __ldcg(parts + lane * (dim + 2) + dim) : -1e30f;
+    float weight = has ? __ldcg(parts + lane * (dim + 2) + dim + 1) : 0.0f;
+    float highest = warp_max(top), scale = has ? expf(top - highest) : 0.0f, total = warp_sum(weight * scale);
+    // A warp has a unit.
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
+        float x = 0.0f;
+        for (u32 p = 0; p < count; p += 8) {
+            // Loads that do not wait for one another.
+            float read[8];
+            for (u32 j = 0; j < 8; j++) read[j] = p + j < count ? __ldcg(parts + (p + j) * (dim + 2) + i) : 0.0f;
+            for (u32 j = 0; j < 8; j++) x += read[j] * __shfl_sync(0xffffffffu, scale, p + j);
+        }
+        put_attention(a, head * dim + i, total > 0.0f ? x / total : x);
+    }
+}
+
 // What a warp of a block found: the highest score, the sum of weights, and the sum of values.
 struct Found {
     float tops[4], weights[4];
@@ -131,6 +163,8 @@ __device__ __forceinline__ void attend_warp(const AttentionArgs &a, const Cache 
 
 // Of the row's own position, which is not in the cache yet if ROPE says so, from `rope`.
 template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs &a, const RopeArgs *rope) {
+    // What a graph of single rows reads before the wait was written before the graph.
+    if (!ROPE) wait_for_launch();
     __shared__ Found found;
     // The query, and the key and the value of its own position as the cache has them.
     __shared__ float heads[ROPE ? 3 : 1][256];
@@ -138,8 +172,22 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
     u32 head = blockIdx.x, group = a.heads / a.kv_heads, kv_head = head / group;
     Cache cache = cache_of(a.caches, row, a.layer);
     u32 query = a.positions[row], count = query + 1;
-    u32 span = (count + a.parts_count - 1) / a.parts_count;
+    u32 parts = min((count + PART_POSITIONS - 1) / PART_POSITIONS, a.parts_count);
+    // The whole block.
+    if (blockIdx.z >= parts) return;
+    u32 span = (count + parts - 1) / parts;
     u32 begin = min(blockIdx.z * span, count), end = min(begin + span, count);
+    if (ROPE) {
+        u32 bytes = dim * (cache.mantissa ? 8 : cache.bits) / 8;
+        for (u32 i = begin + threadIdx.x; i < end; i += blockDim.x)
+            for (u32 b = 0; b < bytes; b += 128) {
+                u64 at = ((u64)kv_head * cache.capacity + i) * bytes + b;
+                prefetch(cache.keys + at);
+                prefetch(cache.values + at);
+            }
+        wait_for_launch();
+    }
+    let_next_launch();
     const float *q = a.q + ((u64)row * a.heads + head) * dim;
     bool own = ROPE && begin <= query && query < end;
     if constexpr (ROPE) {
@@ -202,18 +250,30 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
     }
     float by = own ? expf(last - highest) : 0.0f;
     total += by;
-    float *part = a.parts + (((u64)row * a.heads + head) * a.parts_count + blockIdx.z) * (dim + 2);
+    u64 at = (u64)row * a.heads + head;
+    float *part = a.parts + (at * a.parts_count + blockIdx.z) * (dim + 2);
+    // A warp has a unit.
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
         float x = 0.0f;
         for (u32 w = 0; w < 4; w++) x += found.values[w][i] * decay[w];
         if constexpr (ROPE)
             if (own) x += by * heads[2][i];
-        part[i] = x;
+        if (parts == 1) put_attention(a, at * dim + i, total > 0.0f ? x / total : x);
+        else part[i] = x;
     }
+    if (parts == 1) return;
     if (threadIdx.x == 0) {
         part[dim] = highest;
         part[dim + 1] = total;
     }
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicInc(a.ended + at, parts - 1) == parts - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    join_parts(a, at, parts);
 }
 
 // Four blocks at a time on each multiprocessor.
@@ -225,32 +285,3 @@ struct RopeAttentionArgs {
 };
 
 extern "C" __global__ void __launch_bounds__(128, 4) rope_attention(RopeAttentionArgs a) { attend<true>(a.attention, &a.rope); }
-
-// Four warps per query head and row; every lane has the highest score and the sum of weights of a part: at most 32.
-extern "C" __global__ void attention_join(AttentionArgs a) {
-    u32 dim = a.dim, lane = threadIdx.x % 32, row = blockIdx.y;
-    u64 head = (u64)row * a.heads + blockIdx.x;
-    const float *parts = a.parts + head * a.parts_count * (dim + 2);
-    bool has = lane < a.parts_count;
-    float top = has ? parts[lane * (dim + 2) + dim] : -1e30f, weight = has ? parts[lane * (dim + 2) + dim + 1] : 0.0f;
-    float highest = warp_max(top), scale = has ? expf(top - highest) : 0.0f;
-    // A warp has a unit.
-    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
-        float x = 0.0f, total = 0.0f;
-        for (u32 p = 0; p < a.parts_count; p += 8) {
-            // Loads that do not wait for one another.
-            float read[8];
-            for (u32 j = 0; j < 8; j++) read[j] = p + j < a.parts_count ? parts[(p + j) * (dim + 2) + i] : 0.0f;
-            // In the order of the parts, as warps of a block are added up.
-            for (u32 j = 0; j < 8; j++) {
-                float by = __shfl_sync(0xffffffffu, scale, p + j);
-                x += read[j] * by;
-                total += __shfl_sync(0xffffffffu, weight, p + j) * by;
-            }
-        }
-        x *= total > 0.0f ? 1.0f / total : 1.0f;
-        u64 at = head * dim + i;
-        a.out[at] = x;
-        if (a.words) put_unit(a.words, a.meta, at / 32, lane, x);
-    }
-}

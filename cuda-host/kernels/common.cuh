@@ -25,6 +25,60 @@ __device__ __forceinline__ void mma_s8(int (&sums)[2], u32 a, u32 b) {
                  : "+r"(sums[0]), "+r"(sums[1])
                  : "r"(a), "r"(b));
 }
+
+// A product on tensor cores, sums (16, 8) = start + a (16, 32) * b (32, 8), by a warp. Lane 4 g + t has rows g and g + 8 and, from
+// 4 t and from 16 + 4 t on, four columns of a, the same of column g of b, and columns 2 t and 2 t + 1 of the sums. Bytes of a are
+// signed or not.
+template <bool SIGNED>
+__device__ __forceinline__ void mma_16x8x32(int (&sums)[4], const int (&start)[4], const u32 (&a)[4], u32 low, u32 high) {
+#if __CUDA_ARCH__ >= 800
+#define MMA(TYPE)                                                                                                      \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." TYPE ".s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "         \
+        "{%10, %11, %12, %13};"                                                                                        \
+        : "=r"(sums[0]), "=r"(sums[1]), "=r"(sums[2]), "=r"(sums[3])                                                   \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high), "r"(start[0]), "r"(start[1]),               \
+          "r"(start[2]), "r"(start[3]))
+    if constexpr (SIGNED) MMA("s8");
+    else MMA("u8");
+#undef MMA
+#else
+    // Four smaller ones.
+#define MMA(TYPE, FROM, I, A, B)                                                                                       \
+    asm("mma.sync.aligned.m8n8k16.row.col.s32." TYPE ".s8.s32 {%0, %1}, {%2}, {%3}, {%4, %5};"                         \
+        : "=r"(sums[I]), "=r"(sums[I + 1])                                                                             \
+        : "r"(a[A]), "r"(B), "r"(FROM[I]), "r"(FROM[I + 1]))
+    if constexpr (SIGNED) {
+        MMA("s8", start, 0, 0, low);
+        MMA("s8", start, 2, 1, low);
+        MMA("s8", sums, 0, 2, high);
+        MMA("s8", sums, 2, 3, high);
+    } else {
+        MMA("u8", start, 0, 0, low);
+        MMA("u8", start, 2, 1, low);
+        MMA("u8", sums, 0, 2, high);
+        MMA("u8", sums, 2, 3, high);
+    }
+#undef MMA
+#endif
+}
+
+// Kernels for GPUs that can begin a launch before the one before has ended: nothing that it wrote is read, and nothing is
+// written, before this wait.
+__device__ __forceinline__ void wait_for_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Into the L2 cache.
+__device__ __forceinline__ void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// The next launch may begin, as far as its wait: after that of this one, so that what came before this one is done by then.
+__device__ __forceinline__ void let_next_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 #endif
 
 // For pointers that were read from memory: loads from global memory are shorter than those from any.
@@ -62,6 +116,15 @@ __device__ __forceinline__ float block_sum(float x) {
     return x;
 }
 
+// From a float to an integer of its unit, whose largest magnitude is `top`: so small that its reciprocal may overflow, it counts
+// as zero.
+__device__ __forceinline__ float inverse_scale(float top) { return top > 1e-30f ? 127.0f / top : 0.0f; }
+
+__device__ __forceinline__ int rounded_integer(float x, float inverse) {
+    float scaled = rintf(x * inverse);
+    return scaled != scaled ? 0 : (int)fminf(fmaxf(scaled, -127.0f), 127.0f);
+}
+
 // Scale of 32 activations, and the sums of the integers of its halves.
 struct Meta {
     float scale;
@@ -79,10 +142,7 @@ __device__ __forceinline__ void put_units(signed char *words, Meta *meta, u64 un
     for (int o = 16; o > 0; o /= 2)
         for (u32 j = 0; j < N; j++) top[j] = fmaxf(top[j], __shfl_xor_sync(0xffffffffu, top[j], o));
     for (u32 j = 0; j < N; j++) {
-        // So small that its reciprocal may overflow: counts as zero.
-        float inverse = top[j] > 1e-30f ? 127.0f / top[j] : 0.0f;
-        float scaled = rintf(x[j] * inverse);
-        q[j] = scaled != scaled ? 0 : (int)fminf(fmaxf(scaled, -127.0f), 127.0f);
+        q[j] = rounded_integer(x[j], inverse_scale(top[j]));
         if (j < count) words[(unit + j * apart) * 32 + lane] = (signed char)q[j];
     }
     for (int o = 8; o > 0; o /= 2)
@@ -98,14 +158,14 @@ __device__ __forceinline__ void put_unit(signed char *words, Meta *meta, u64 uni
     put_units(words, meta, unit, 0, 1, lane, one);
 }
 
-// A matrix in the layout of core's quant/packed.rs.
+// A matrix in the layout of core's quant/packed.rs, or in tiles (tiles.cu).
 struct Matrix {
     const u32 *codes;  // (rows, units, words per unit)
     const u32 *scales; // (rows, scale_words)
     u32 rows, units;
-    u32 scale_words;
+    u32 scale_words; // in tiles: from one of its tiles to the next, in tiles
     u32 group;       // weights
-    u32 scale_kind;  // 0: f16, 1: f32, 2: bytes times the f32 of a block of 256
+    u32 scale_kind;  // 0: f16, 1: f32, 2: bytes times the f32 of a block of 256, 3: f16 in tiles
     u32 parts;       // numbers per group
     u32 block_words; // of scale_kind 2
     int factor, offset;
@@ -119,15 +179,37 @@ __device__ __forceinline__ bool is_simple(const Matrix &m) {
 }
 
 // The scale of unit u of a simple matrix is the one at u >> this.
-__device__ __forceinline__ u32 unit_shift(const Matrix &m) { return 26 - __clz((int)m.group); }
+__device__ __forceinline__ u32 unit_shift(u32 group) { return 26 - __clz((int)group); }
 
 __device__ __forceinline__ float scale_half(const u32 *row, u32 i) {
     return half_value(row[i / 2] >> (16 * (i % 2)) & 0xffff);
 }
 
-// The scale and the minimum of a group.
-__device__ __forceinline__ float2 group_scale(const Matrix &m, const u32 *row, u32 g) {
+__device__ __forceinline__ bool in_tiles(const Matrix &m) { return m.scale_kind == 3; }
+
+// The chunk of a tile that has unit u of a row.
+__device__ __forceinline__ u64 tile_chunk(const Matrix &m, u64 row, u32 u) {
+    return row / 16 * m.scale_words * ((m.units + 7) / 8) + u / 8;
+}
+
+// Weights 4 s to 4 s + 3 of unit u of a row in tiles.
+template <int BITS> __device__ __forceinline__ u32 tile_four(const Matrix &m, u64 row, u32 u, u32 s) {
+    const u32 PER = 8 / BITS;
+    u64 load = tile_chunk(m, row, u) * BITS + u % 8 / PER;
+    u32 word = m.codes[(load * 32 + row % 8 * 4 + s % 4) * 4 + s / 4 * 2 + row % 16 / 8];
+    u32 mask = BITS == 1 ? 0x01010101u : BITS == 2 ? 0x03030303u : BITS == 4 ? 0x0f0f0f0fu : 0xffffffffu;
+    return word >> (BITS * (u % PER)) & mask;
+}
+
+// The scale and the minimum of a group of a row.
+__device__ __forceinline__ float2 group_scale(const Matrix &m, u64 index, u32 g) {
     float2 w;
+    if (in_tiles(m)) {
+        u32 groups = 256 / m.group;
+        u64 at = (tile_chunk(m, index, g / groups * 8) * 16 + index % 16) * groups + g % groups;
+        return float2{half_value(((const unsigned short *)m.scales)[at]), 0.0f};
+    }
+    const u32 *row = m.scales + index * m.scale_words;
     u32 at = g * m.parts;
     bool both = m.parts == 2;
     if (m.scale_kind == 0) {

@@ -7,17 +7,20 @@ struct EmbedArgs {
 };
 
 template <class C> __device__ void look_up(const EmbedArgs &a) {
+    wait_for_launch();
+    let_next_launch();
     u64 row = a.tokens[blockIdx.x];
-    const u32 *scales = a.table.scales + row * a.table.scale_words;
     for (u32 i = threadIdx.x; i < a.table.units * 32; i += blockDim.x) {
         const u32 *unit = a.table.codes + (row * a.table.units + i / 32) * C::WORDS;
         float value;
         if constexpr (C::FLOAT) {
             value = C::value(unit, i % 32);
         } else {
-            u32 word = C::four(unit, i % 32 / 4, a.table.levels);
+            u32 word;
+            if (C::SIMPLE && in_tiles(a.table)) word = tile_four<C::SIMPLE ? C::WORDS : 8>(a.table, row, i / 32, i % 32 / 4);
+            else word = C::four(unit, i % 32 / 4, a.table.levels);
             int code = (signed char)(word >> (8 * (i % 4)) & 255);
-            float2 w = group_scale(a.table, scales, i / a.table.group);
+            float2 w = group_scale(a.table, row, i / a.table.group);
             // Two roundings, as on the CPU.
             value = __fadd_rn(__fmul_rn((float)(code * a.table.factor - a.table.offset), w.x), w.y);
         }

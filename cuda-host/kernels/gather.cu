@@ -8,6 +8,8 @@ struct GatherArgs {
 };
 
 extern "C" __global__ void gather(GatherArgs a) {
+    wait_for_launch();
+    let_next_launch();
     u32 row = blockIdx.x, end = min(a.cols, (blockIdx.y + 1) * 1024);
     for (u32 i = blockIdx.y * 1024 + threadIdx.x; i < end; i += blockDim.x) {
         u32 first = i / a.part * a.part, mine = min(a.part, a.cols - first);

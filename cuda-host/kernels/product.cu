@@ -73,7 +73,7 @@ struct UnitScales {
     float2 low, high;
 };
 
-__device__ __forceinline__ UnitScales unit_scales(const Matrix &m, const u32 *row, u32 unit) {
+__device__ __forceinline__ UnitScales unit_scales(const Matrix &m, u64 row, u32 unit) {
     if (m.group == 16) return UnitScales{group_scale(m, row, 2 * unit), group_scale(m, row, 2 * unit + 1)};
     float2 both = group_scale(m, row, unit * 32 / m.group);
     return UnitScales{both, both};
@@ -113,7 +113,7 @@ struct SimpleRow {
 __device__ __forceinline__ SimpleRow simple_row(const Matrix &m, u64 row, u32 words) {
     return SimpleRow{m.codes + row * m.units * words,
                      (const unsigned short *)(m.scales + row * m.scale_words),
-                     unit_shift(m),
+                     unit_shift(m.group),
                      m.factor,
                      m.offset};
 }
@@ -155,12 +155,16 @@ __device__ __forceinline__ void dot_simple(const Input &in, const SimpleRow (&ro
 // pointed to leaves the memory of arguments.
 template <class C, bool INT8, int TOKENS>
 __device__ __noinline__ void dot_any(Input in, Matrix m, u64 row, const u32 *from, float *sums) {
-    const u32 *scales = m.scales + row * m.scale_words;
     for (int t = 0; t < TOKENS; t++) sums[t] = 0.0f;
     for (u32 u = threadIdx.x % 32; u < m.units; u += 32) {
         const u32 *packed = m.codes + (row * m.units + u) * C::WORDS;
-        u32 unit[C::WORDS];
-        for (u32 i = 0; i < C::WORDS; i++) unit[i] = packed[i];
+        u32 unit[C::WORDS] = {};
+        if (!INT8 && C::SIMPLE && in_tiles(m)) {
+            const u32 BITS = C::SIMPLE ? C::WORDS : 8, PER = 8 / BITS;
+            for (u32 s = 0; s < 8; s++) unit[s / PER] |= tile_four<BITS>(m, row, u, s) << (BITS * (s % PER));
+        } else {
+            for (u32 i = 0; i < C::WORDS; i++) unit[i] = packed[i];
+        }
         if constexpr (C::FLOAT) {
             for (int t = 0; t < TOKENS; t++) {
                 const float *x = in.x + ((u64)from[t] * m.units + u) * 32;
@@ -169,7 +173,7 @@ __device__ __noinline__ void dot_any(Input in, Matrix m, u64 row, const u32 *fro
         } else {
             u32 four[8];
             for (u32 s = 0; s < 8; s++) four[s] = C::four(unit, s, m.levels);
-            UnitScales w = unit_scales(m, scales, u);
+            UnitScales w = unit_scales(m, row, u);
             for (int t = 0; t < TOKENS; t++) {
                 u64 at = (u64)from[t] * m.units + u;
                 if constexpr (INT8) {
@@ -348,6 +352,8 @@ __device__ __forceinline__ void product_of(const ProductArgs &a, const Input &in
 }
 
 template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void product(const ProductArgs &a) {
+    wait_for_launch();
+    let_next_launch();
     if constexpr (TOKENS == 1) {
         if (a.norm) {
             product_of<C, INT8, 1>(a, normalized<INT8>(a));

@@ -1,4 +1,4 @@
-// Products of many rows with integers, on tensor cores: a block has 16 outputs of up to 32 rows of the batch. Results have the
+// Products of many rows with integers, on tensor cores, of matrices that are not in tiles: a block has 16 outputs of up to 32 rows of the batch. Results have the
 // bits of `product`, where lane i of a warp adds up units i, i + 32, ... and warp_sum joins the lanes as a tree. Here warp i of
 // four has the units of lanes i, i + 4, ..., which are a subtree, and goes through it depth first.
 //
@@ -30,25 +30,24 @@ struct MmaLane {
     const u32 *words;
     const Meta *meta;
     u32 outputs[MMA_OUTPUTS / 8];
-    SimpleRow rows[MMA_OUTPUTS / 8];
+    const u32 *codes[MMA_OUTPUTS / 8];
     u32 words_at[MMA_TOKENS / 8];
     u32 meta_at[MMA_TOKENS / 8][2];
     u32 count; // rows of the batch
 };
 
 // Adds the shares of unit u: weights are unpacked once for all rows.
-template <class C, bool SIMPLE>
+template <class C>
 __device__ __forceinline__ void add_mma_unit(const MmaLane &in, const Matrix &m, u32 u, float *sums) {
     u32 q = threadIdx.x % 4;
-    bool splits = !SIMPLE && m.group == 16;
+    bool splits = m.group == 16;
     u32 weights[MMA_OUTPUTS / 8][2];
     UnitScales scales[MMA_OUTPUTS / 8];
     for (u32 f = 0; f < MMA_OUTPUTS / 8; f++) {
-        const u32 *unit = in.rows[f].codes + u * C::WORDS;
+        const u32 *unit = in.codes[f] + u * C::WORDS;
         weights[f][0] = integers(m, C::four(unit, q, m.levels));
         weights[f][1] = integers(m, C::four(unit, 4 + q, m.levels));
-        if constexpr (SIMPLE) scales[f].low.x = half_value(in.rows[f].scales[u >> in.rows[f].shift]);
-        else scales[f] = unit_scales(m, m.scales + (u64)in.outputs[f] * m.scale_words, u);
+        scales[f] = unit_scales(m, in.outputs[f], u);
     }
     for (u32 t = 0; t < MMA_TOKENS / 8; t++) {
         // The whole block.
@@ -64,13 +63,9 @@ __device__ __forceinline__ void add_mma_unit(const MmaLane &in, const Matrix &m,
             else mma_s8(n, weights[f][1], high);
             for (u32 i = 0; i < 2; i++) {
                 float *sum = &sums[(f * MMA_TOKENS / 8 + t) * 2 + i];
-                if constexpr (SIMPLE) {
-                    *sum = __fmaf_rn(__fmul_rn(mma_sum(n[i]), scales[f].low.x), meta[i].scale, *sum);
-                } else {
-                    float part =
-                        splits ? halves(scales[f], mma_sum(n[i]), mma_sum(k[i])) : mma_sum(n[i]) * scales[f].low.x;
-                    *sum = add_unit(m, scales[f], part, meta[i], *sum);
-                }
+                float part =
+                    splits ? halves(scales[f], mma_sum(n[i]), mma_sum(k[i])) : mma_sum(n[i]) * scales[f].low.x;
+                *sum = add_unit(m, scales[f], part, meta[i], *sum);
             }
         }
     }
@@ -78,7 +73,7 @@ __device__ __forceinline__ void add_mma_unit(const MmaLane &in, const Matrix &m,
 
 // The share of a warp in the products of the outputs from `row` on with `count` rows of the batch from `first` on: `parts` is
 // (tokens, stride).
-template <class C, bool SIMPLE>
+template <class C>
 __device__ __forceinline__ void add_mma_units(const ProductArgs &a, const Matrix &m, u32 row, u32 first, u32 count,
                                               float *parts) {
     u32 lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -86,7 +81,7 @@ __device__ __forceinline__ void add_mma_units(const ProductArgs &a, const Matrix
     in.count = count;
     for (u32 f = 0; f < MMA_OUTPUTS / 8; f++) {
         in.outputs[f] = min(row + 8 * f + g, m.rows - 1);
-        in.rows[f] = simple_row(m, in.outputs[f], C::WORDS);
+        in.codes[f] = m.codes + (u64)in.outputs[f] * m.units * C::WORDS;
     }
     for (u32 t = 0; t < MMA_TOKENS / 8; t++) {
         in.words_at[t] = (first + min(8 * t + g, count - 1)) * m.units * 8 + q;
@@ -102,7 +97,7 @@ __device__ __forceinline__ void add_mma_units(const ProductArgs &a, const Matrix
                 u32 from = threadIdx.x / 32 + k * 16 + j * 8 + i * 4;
                 for (u32 n = 0; n < MMA_RESULTS; n++) sums[n] = 0.0f;
 #pragma unroll 1
-                for (u32 u = from; u < m.units; u += 32) add_mma_unit<C, SIMPLE>(in, m, u, sums);
+                for (u32 u = from; u < m.units; u += 32) add_mma_unit<C>(in, m, u, sums);
                 if (k == 0)
                     for (u32 n = 0; n < MMA_RESULTS; n++) one[n] = sums[n];
             }
@@ -122,6 +117,8 @@ __device__ __forceinline__ void add_mma_units(const ProductArgs &a, const Matrix
 }
 
 template <class C> __device__ __forceinline__ void product_mma(const ProductArgs &a) {
+    wait_for_launch();
+    let_next_launch();
     __shared__ float parts[MMA_WARPS][MMA_TOKENS * MMA_STRIDE];
     const u32 threads = 32 * MMA_WARPS, each = MMA_OUTPUTS * MMA_TOKENS / threads;
     u32 block = blockIdx.x, which = matrix_of(a, MMA_OUTPUTS, block);
@@ -132,8 +129,7 @@ template <class C> __device__ __forceinline__ void product_mma(const ProductArgs
     for (u32 step = 0; step < steps; step++) {
         const Matrix &m = a.m[which + step];
         float *mine = parts[threadIdx.x / 32];
-        if (C::SIMPLE && is_simple(m)) add_mma_units<C, C::SIMPLE>(a, m, block * MMA_OUTPUTS, first, count, mine);
-        else add_mma_units<C, false>(a, m, block * MMA_OUTPUTS, first, count, mine);
+        add_mma_units<C>(a, m, block * MMA_OUTPUTS, first, count, mine);
         __syncthreads();
         for (u32 i = 0; i < each; i++) {
             u32 at = i * threads + threadIdx.x, token = at / MMA_OUTPUTS, row = block * MMA_OUTPUTS + at % MMA_OUTPUTS;

@@ -24,6 +24,8 @@ __device__ __forceinline__ float rms_scale(const float *x, u32 cols, float eps) 
 }
 
 extern "C" __global__ void rmsnorm(NormArgs a) {
+    wait_for_launch();
+    let_next_launch();
     u32 row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;
     const float *x = a.x + (u64)row * a.cols;
     float scale = rms_scale(x, a.cols, a.eps);
@@ -47,6 +49,8 @@ struct QuantizeArgs {
 };
 
 extern "C" __global__ void quantize(QuantizeArgs a) {
+    wait_for_launch();
+    let_next_launch();
     u32 unit = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (unit >= a.units) return;
     put_unit(a.words, a.meta, unit, lane, a.x[(u64)unit * 32 + lane]);

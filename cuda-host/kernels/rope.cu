@@ -51,6 +51,8 @@ __device__ __forceinline__ void store_head(const Cache &c, unsigned char *base, 
 }
 
 extern "C" __global__ void rope_store(RopeArgs a) {
+    wait_for_launch();
+    let_next_launch();
     __shared__ float head[256];
     u32 dim = a.dim, kv = a.kv_heads, lane = threadIdx.x, index = blockIdx.x, row = blockIdx.y;
     Kind kind = index < a.heads ? QUERY : index < a.heads + kv ? KEY : VALUE;

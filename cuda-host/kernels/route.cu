@@ -20,6 +20,8 @@ struct RouteArgs {
 // The experts with the highest p = softmax(logits), the lower index first where two are equal, and p, divided by their sum
 // if `normalize` says so. One warp a row. The pairs of a single row are its tiles.
 extern "C" __global__ void route(RouteArgs a) {
+    wait_for_launch();
+    let_next_launch();
     u32 lane = threadIdx.x, row = blockIdx.x;
     const float *x = a.logits + (u64)row * a.count;
     float top = -__uint_as_float(0x7f800000u), sum = 0.0f, chosen = 0.0f;
@@ -70,6 +72,8 @@ extern "C" __global__ void route(RouteArgs a) {
 // The pairs of each expert as tiles. One warp an expert: tiles from [pairs of experts before] / tile + expert on are its own;
 // those that it does not need are empty.
 extern "C" __global__ void route_tiles(RouteArgs a) {
+    wait_for_launch();
+    let_next_launch();
     u32 lane = threadIdx.x, expert = blockIdx.x, pairs = a.rows * a.used, before = 0, count = 0;
     for (u32 p = lane; p < pairs; p += 32) {
         bool computed = a.weights[p] != 0.0f;
@@ -105,6 +109,8 @@ struct ExpertsAddArgs {
 
 // Adds the results of a row's experts, times their weights.
 extern "C" __global__ void experts_add(ExpertsAddArgs a) {
+    wait_for_launch();
+    let_next_launch();
     u64 row = blockIdx.x;
     for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) {
         float sum = a.to[row * a.cols + i];

@@ -7,6 +7,7 @@
 #include "route.cu"
 #include "product.cu"
 #include "product_mma.cu"
+#include "tiles.cu"
 #include "rope.cu"
 #include "attention.cu"
 #include "argmax.cu"

@@ -9,6 +9,7 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __align__(N) __attribute__((aligned(N)))
 #define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static thread_local
@@ -34,6 +35,7 @@ struct alignas(16) float4 {
 // The launch's memory of a block, which ends where the sanitizer looks.
 inline thread_local uint4 *shim_shared = nullptr;
 #define DYNAMIC_SHARED(NAME) uint4 *NAME = shim_shared
+using std::max;
 using std::min;
 inline void __syncthreads() { fibers::meet(fibers::block->all, "__syncthreads"); }
 inline void __syncwarp() { fibers::meet(fibers::warp(), "__syncwarp"); }
@@ -73,6 +75,44 @@ inline void mma_s8(int (&sums)[2], unsigned a, unsigned b) {
         for (unsigned k = 0; k < 16; k++) sums[i] += all[4 * row + k / 4].a[k % 4] * all[4 * column + k / 4].b[k % 4];
     }
 }
+// mma.m16n8k32.row.col.s32 with s8 or u8 and s8. Of A, lane l has rows l / 4 and l / 4 + 8 of columns 4 (l % 4) to 4 (l % 4) + 3,
+// then those of 16 columns later; of B, the same rows of column l / 4; of sums, columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4,
+// then of l / 4 + 8.
+template <bool SIGNED>
+void mma_16x8x32(int (&sums)[4], const int (&start)[4], const unsigned (&a)[4], unsigned low, unsigned high) {
+    struct Fragments {
+        uint8_t a[4][4];
+        int8_t b[2][4];
+    } mine;
+    memcpy(mine.a, a, 16);
+    memcpy(mine.b[0], &low, 4);
+    memcpy(mine.b[1], &high, 4);
+    int from[4];
+    memcpy(from, start, sizeof from);
+    const Fragments *all = fibers::exchange(mine, "mma.sync");
+    unsigned lane = fibers::block->current->index % fibers::WARP;
+    for (unsigned i = 0; i < 4; i++) {
+        unsigned row = lane / 4, column = 2 * (lane % 4) + i % 2;
+        for (unsigned k = 0; k < 32; k++) {
+            uint8_t code = all[4 * row + k % 16 / 4].a[k / 16 * 2 + i / 2][k % 4];
+            from[i] += (SIGNED ? int(int8_t(code)) : int(code)) * all[4 * column + k % 16 / 4].b[k / 16][k % 4];
+        }
+    }
+    memcpy(sums, from, sizeof from);
+}
+template <class T> T __ldg(const T *p) { return *p; }
+template <class T> T __ldcg(const T *p) { return *p; }
+inline void __threadfence() {}
+// Blocks run one after the other.
+inline unsigned atomicInc(unsigned *p, unsigned most) {
+    unsigned before = *p;
+    *p = before >= most ? 0 : before + 1;
+    return before;
+}
+inline void prefetch(const void *) {}
+// One launch after the other.
+inline void wait_for_launch() {}
+inline void let_next_launch() {}
 inline float __uint_as_float(unsigned bits) {
     float value;
     memcpy(&value, &bits, 4);

@@ -123,7 +123,10 @@ Result cuDeviceGet(int *device, int ordinal) {
 Result cuDeviceGetName(char *name, int bytes, int device) {
     return snprintf(name, bytes, "CPU as GPU %d", device), SUCCESS;
 }
-Result cuDeviceGetAttribute(int *value, int, int) { return *value = 0, SUCCESS; }
+// Multiprocessors; of compute capability 9.0.
+Result cuDeviceGetAttribute(int *value, int attribute, int) {
+    return *value = attribute == 16 ? 3 : attribute == 75 ? 9 : 0, SUCCESS;
+}
 Result cuDevicePrimaryCtxRetain(Context **context, int device) { return *context = &contexts[device], SUCCESS; }
 Result cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 Result cuCtxGetCurrent(Context **context) { return *context = current, SUCCESS; }
@@ -207,12 +210,22 @@ Result cuStreamIsCapturing(Stream *stream, int *status) {
 Result cuLaunchHostFunc(Stream *stream, void (*function)(void *), void *argument) {
     return add(stream, [=] { function(argument); });
 }
-Result cuLaunchKernel(const Entry *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
-                      unsigned shared, Stream *stream, void **parameters, void **) {
+struct Launched {
+    unsigned grid[3], block[3], shared;
+    Stream *stream;
+    const int *attributes;
+    unsigned count;
+};
+Result cuLaunchKernelEx(const Launched *launched, const Entry *function, void **parameters, void **) {
+    auto [x, y, z] = launched->grid;
+    unsigned threads = launched->block[0], shared = launched->shared;
+    Stream *stream = launched->stream;
+    // That it may begin before the launch before has ended.
+    if (launched->count != 1 || launched->attributes[0] != 6) return INVALID_VALUE;
     std::vector<uint64_t> args((function->args + 7) / 8);
     memcpy(args.data(), parameters[0], function->args);
     int kernel = int(function - ENTRIES);
-    return add(stream, [=] {
+    return add(stream, [=, x = x, y = y, z = z] {
         if (const char *problem = shim_launch(kernel, x, y, z, threads, shared, 0, args.data())) stop(problem);
     });
 }

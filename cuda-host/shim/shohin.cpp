@@ -9,6 +9,9 @@ struct Entry {
 };
 #define ENTRY(NAME, ARGS) {#NAME, sizeof(ARGS), [](const void *args) { NAME(*static_cast<const ARGS *>(args)); }}
 #define PRODUCTS(NAME) ENTRY(NAME, ProductArgs), ENTRY(NAME##_many, ProductArgs)
+#define TILES_ENTRIES(BITS)                                                                                             \
+    ENTRY(tiles_one_##BITS, TilesArgs), ENTRY(tiles_norm_##BITS, TilesArgs), \
+        ENTRY(tiles_few_##BITS, TilesArgs), ENTRY(tiles_many_##BITS, TilesArgs)
 static const Entry ENTRIES[] = {
     ENTRY(embed, EmbedArgs),
     ENTRY(rmsnorm, NormArgs),
@@ -16,7 +19,6 @@ static const Entry ENTRIES[] = {
     ENTRY(rope_store, RopeArgs),
     ENTRY(attention, AttentionArgs),
     ENTRY(rope_attention, RopeAttentionArgs),
-    ENTRY(attention_join, AttentionArgs),
     ENTRY(route, RouteArgs),
     ENTRY(route_tiles, RouteArgs),
     ENTRY(experts_add, ExpertsAddArgs),
@@ -29,6 +31,8 @@ static const Entry ENTRIES[] = {
     PRODUCTS(product_f32_6), PRODUCTS(product_f32_7), PRODUCTS(product_f32_8),
     ENTRY(product_int8_0_mma, ProductArgs), ENTRY(product_int8_1_mma, ProductArgs), ENTRY(product_int8_2_mma, ProductArgs),
     ENTRY(product_int8_3_mma, ProductArgs), ENTRY(product_int8_4_mma, ProductArgs), ENTRY(product_int8_5_mma, ProductArgs),
+    ENTRY(retile, RetileArgs),
+    TILES_ENTRIES(1), TILES_ENTRIES(2), TILES_ENTRIES(4), TILES_ENTRIES(8),
     ENTRY(product_int8_mixed, ProductArgs),
     ENTRY(product_f32_mixed, ProductArgs),
 };

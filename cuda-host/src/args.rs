@@ -1,5 +1,6 @@
 //! Arguments of kernels: the structs of `kernels/*.cu`, field by field. An address is a `u64`.
 
+use crate::tiles::IN_TILES;
 use bytemuck::{Pod, Zeroable};
 
 #[derive(Clone, Copy, Default, Debug, Pod, Zeroable)]
@@ -21,6 +22,11 @@ pub(crate) struct MatrixArgs {
 }
 
 impl MatrixArgs {
+    /// Whether it is stored in tiles.
+    pub(crate) fn is_tiled(&self) -> bool {
+        self.scale_kind == IN_TILES
+    }
+
     /// Whether warps compute two rows at once: `is_simple` of `common.cuh`, with codes that are `SIMPLE` in `codes.cuh`.
     pub(crate) fn has_pairs(&self) -> bool {
         self.scale_kind == 0 && self.parts == 1 && self.group >= 32 && matches!(self.kind, 0 | 1 | 2 | 4)
@@ -80,6 +86,49 @@ pub(crate) struct ProductArgs {
     pub(crate) share: u32,
     pub(crate) used: u32,
     pub(crate) eps: f32,
+    pub(crate) unused: u32,
+}
+
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct TilesArgs {
+    pub(crate) codes: u64,
+    pub(crate) scales: u64,
+    pub(crate) out: [u64; 3],
+    pub(crate) x: u64,
+    pub(crate) norm: u64,
+    pub(crate) words: u64,
+    pub(crate) meta: u64,
+    pub(crate) rounded: u64,
+    pub(crate) rounded_meta: u64,
+    pub(crate) ends: [u32; 3],
+    pub(crate) tiles: u32,
+    pub(crate) chunks: u32,
+    pub(crate) units: u32,
+    pub(crate) tokens: u32,
+    pub(crate) shift: u32,
+    pub(crate) epilogue: u32,
+    pub(crate) split: u32,
+    pub(crate) zero: u32,
+    pub(crate) factor: i32,
+    pub(crate) offset: i32,
+    pub(crate) eps: f32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct RetileArgs {
+    pub(crate) codes: u64,
+    pub(crate) scales: u64,
+    pub(crate) tiles: u64,
+    pub(crate) tile_scales: u64,
+    pub(crate) rows: u32,
+    pub(crate) units: u32,
+    pub(crate) scale_words: u32,
+    pub(crate) bits: u32,
+    pub(crate) shift: u32,
+    pub(crate) first: u32,
+    pub(crate) apart: u32,
     pub(crate) unused: u32,
 }
 
@@ -150,6 +199,7 @@ pub(crate) struct AttentionArgs {
     pub(crate) q: u64,
     pub(crate) positions: u64,
     pub(crate) parts: u64,
+    pub(crate) ended: u64,
     pub(crate) out: u64,
     pub(crate) words: u64,
     pub(crate) meta: u64,
@@ -184,6 +234,8 @@ pub(crate) struct GatherArgs {
 pub(crate) struct ArgmaxArgs {
     pub(crate) logits: u64,
     pub(crate) best: u64,
+    pub(crate) found: u64,
+    pub(crate) ended: u64,
     pub(crate) vocab: u32,
     pub(crate) unused: u32,
 }

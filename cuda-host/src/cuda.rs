@@ -9,8 +9,8 @@ use std::ffi::CString;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// The kernels, compiled for compute capability 7.5; the driver compiles them for newer GPUs.
-const PTX: &str = include_str!("../kernels/shohin.ptx");
+/// The kernels, compiled for compute capability 7.5 and for 9.0; the driver compiles them for newer GPUs.
+const PTX: [&str; 2] = [include_str!("../kernels/shohin.ptx"), include_str!("../kernels/shohin_90.ptx")];
 
 /// An NVIDIA GPU.
 pub struct Cuda {
@@ -22,6 +22,9 @@ pub struct Cuda {
     /// Those that no thread waits for: a new one for each token takes two calls more.
     events: Mutex<Vec<CudaEvent>>,
     module: sys::CUmodule,
+    /// Whether a launch may begin before the one before has ended: kernels wait for that where they have to.
+    overlaps: bool,
+    multiprocessors: usize,
     /// The thread that records launches. Locked for every call.
     recorder: Mutex<Option<ThreadId>>,
     recorded: Condvar,
@@ -100,12 +103,29 @@ impl Cuda {
         let name = context.name().map_err(refused("cuDeviceGetName"))?;
         let new_stream = || context.new_stream().map_err(refused("cuStreamCreate"));
         let (stream, copies) = (new_stream()?, new_stream()?);
-        let ptx = CString::new(PTX).map_err(|_| absent("the kernels have a zero byte"))?;
+        let (major, _) = context.compute_capability().map_err(refused("cuDeviceGetAttribute"))?;
+        let count = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let multiprocessors =
+            context.attribute(count).map_err(refused("cuDeviceGetAttribute"))?.max(1) as usize;
+        let overlaps = major >= 9;
+        let ptx = CString::new(PTX[usize::from(overlaps)]);
+        let ptx = ptx.map_err(|_| absent("the kernels have a zero byte"))?;
         // SAFETY: `ptx` is text that ends with a zero byte, and the context is current.
         let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
         let module = module.map_err(refused("cuModuleLoadData"))?;
         let (events, recorder, recorded) = (Mutex::default(), Mutex::new(None), Condvar::new());
-        Ok(Cuda { name, context, stream, copies, events, module, recorder, recorded })
+        Ok(Cuda {
+            name,
+            context,
+            stream,
+            copies,
+            events,
+            module,
+            overlaps,
+            multiprocessors,
+            recorder,
+            recorded,
+        })
     }
 
     /// Refuses more GPUs than there are.
@@ -163,6 +183,10 @@ impl Driver for Cuda {
         &self.name
     }
 
+    fn multiprocessors(&self) -> usize {
+        self.multiprocessors
+    }
+
     fn alloc(&self, bytes: usize) -> Result<u64> {
         let _turn = self.bind()?;
         // SAFETY: the context is current; the memory is zeroed before it is read.
@@ -215,12 +239,30 @@ impl Driver for Cuda {
         let _turn = self.bind()?;
         let LaunchSize { grid: [x, y, z], threads, shared } = size;
         let mut params = [args.as_ptr().cast_mut().cast::<c_void>()];
-        let stream = self.stream.cu_stream();
-        // SAFETY: `args` is the kernel's one argument, whose addresses the device keeps allocated.
-        let launched = unsafe {
-            result::launch_kernel(kernel.0, (x, y, z), (threads, 1, 1), shared, stream, &mut params)
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        launched.map_err(refused("cuLaunchKernel"))
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut overlap,
+            numAttrs: u32::from(self.overlaps),
+        };
+        // SAFETY: `args` is the kernel's one argument, whose addresses the device keeps allocated, and `config` and what it
+        // points to live during the call.
+        let launched = unsafe {
+            sys::cuLaunchKernelEx(&raw const config, kernel.0, params.as_mut_ptr(), core::ptr::null_mut())
+        }
+        .result();
+        launched.map_err(refused("cuLaunchKernelEx"))
     }
 
     fn begin(&self) -> Result<()> {

@@ -5,7 +5,7 @@ mod kernels;
 mod launches;
 
 use self::group::Rank;
-use self::kernels::Kernels;
+use self::kernels::{Kernels, THREADS};
 use self::launches::{Choices, Epilogue, Products, Shape, inputs};
 use crate::args::{ArgmaxArgs, CacheArgs};
 use crate::driver::{Driver, Memory, Recording};
@@ -29,10 +29,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const KV_FORMATS: [KvFormat; 6] =
     [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Fp8E4M3, KvFormat::Fp8E5M2];
 
-/// Parts of the positions among which the attention of a single row is divided, and of as many single tokens together;
-/// `attention_join` has a lane for each.
-const PARTS: usize = 16;
+/// Parts of the positions among which the attention of a single row is divided, and of as many single tokens together; a warp
+/// has a lane for each.
+const PARTS: usize = 32;
 const _: () = assert!(PARTS <= 32);
+
+/// The most blocks that seek the most likely token of a row, one for each so many logits.
+const ARGMAX_BLOCKS: usize = 64;
+const ARGMAX_LOGITS: usize = 2048;
 
 /// A buffer of the program.
 struct Buffer<D: Driver> {
@@ -141,9 +145,12 @@ pub struct CudaDevice<D: Driver> {
     cache_ids: Vec<u64>,
     /// Of attention: `(rows, heads, parts, head_dim + 2)`.
     parts: Memory<D>,
+    /// `(rows, heads)`
+    ended: Memory<D>,
     /// Of a mixture of experts.
     choices: Option<Choices<D>>,
     logits_memory: Memory<D>,
+    /// `(logit_rows)`, then those of blocks, then the numbers of blocks that have ended.
     best: Memory<D>,
     /// Of a split program.
     rank: Option<Rank<D>>,
@@ -198,9 +205,10 @@ impl<D: Driver> CudaDevice<D> {
             cache_table: Memory::new(driver, size_of::<CacheArgs>() * batch)?,
             cache_ids: Vec::new(),
             parts: Memory::new(driver, 4 * heads.query * batch.max(PARTS) * (heads.dim + 2))?,
+            ended: Memory::new(driver, 4 * heads.query * batch)?,
             choices: Choices::new(driver, program, batch)?,
             logits_memory: Memory::new(driver, 4 * logit_rows * program.vocab())?,
-            best: Memory::new(driver, 8 * logit_rows)?,
+            best: Memory::new(driver, (8 + 8 * ARGMAX_BLOCKS + 4) * logit_rows)?,
             rank: None,
             logits: Vec::new(),
             bytes: Vec::new(),
@@ -225,18 +233,25 @@ impl<D: Driver> CudaDevice<D> {
         &self.options
     }
 
-    /// From the residual stream of the rows that are read out to what is read.
-    fn head(&self, kind: Readout, rows: usize) -> Result<()> {
+    /// From the residual stream of the rows that are read out to what is read. `only`: the row of the batch, if it is a known one.
+    fn head(&self, kind: Readout, rows: usize, only: Option<usize>) -> Result<()> {
         let program = self.model.program();
-        for op in &program.head {
-            self.rmsnorm(op, rows, self.step.read_out())?;
+        let outputs = [(program.output, program.hidden)];
+        let normalized = match only {
+            Some(row) if kind != Readout::Hidden => self.normalized_head(&outputs, row)?,
+            _ => None,
+        };
+        if normalized.is_none() {
+            for op in &program.head {
+                self.rmsnorm(op, rows, self.step.read_out())?;
+            }
         }
         if kind == Readout::Hidden {
             return Ok(());
         }
         let logits = self.logits_memory.address();
-        let outputs = [(program.output, program.hidden)];
         let products = Products::new(program.hidden, &outputs, Epilogue::Store, rows);
+        let products = normalized.unwrap_or(products);
         match program.divided_vocab {
             None => self.products(products.at(logits))?,
             Some(_) => {
@@ -247,9 +262,12 @@ impl<D: Driver> CudaDevice<D> {
         if kind != Readout::Best {
             return Ok(());
         }
-        let vocab = program.vocab() as u32;
-        let args = ArgmaxArgs { logits, best: self.best.address(), vocab, unused: 0 };
-        self.launch(self.kernels.argmax, [rows, 1, 1], 1024, args)
+        let blocks = program.vocab().div_ceil(ARGMAX_LOGITS).clamp(1, ARGMAX_BLOCKS);
+        let best = self.best.address();
+        let found = best + 8 * self.options.logit_rows as u64;
+        let ended = found + (8 * ARGMAX_BLOCKS * self.options.logit_rows) as u64;
+        let args = ArgmaxArgs { logits, best, found, ended, vocab: program.vocab() as u32, unused: 0 };
+        self.launch(self.kernels.argmax, [blocks, rows, 1], 2 * THREADS, args)
     }
 
     /// Writes tokens, positions, the rows that are read out first, angles, and where the caches of the rows are, if they are
@@ -292,8 +310,9 @@ impl<D: Driver> CudaDevice<D> {
             None => {
                 let recording = Recording::begin(self.driver())?;
                 let launched = self.body(shape).and_then(|()| self.tail(shape));
-                let launched =
-                    launched.and_then(|()| key.1.map_or(Ok(()), |(readout, rows)| self.head(readout, rows)));
+                let only = (shape.rows == 1).then_some(0);
+                let launched = launched
+                    .and_then(|()| key.1.map_or(Ok(()), |(readout, rows)| self.head(readout, rows, only)));
                 let graph = launched.and_then(|()| recording.end())?;
                 if self.graphs.len() == GRAPHS {
                     self.graphs.remove(0);
@@ -333,7 +352,8 @@ impl<D: Driver> CudaDevice<D> {
                 let rows: Vec<u32> = group.rows.iter().map(|wanted| wanted.row as u32).collect();
                 self.driver().write(self.step.read_out(), cast_slice(&rows))?;
             }
-            self.head(group.readout, group.rows.len())?;
+            let only = if let [wanted] = &group.rows[..] { Some(wanted.row) } else { None };
+            self.head(group.readout, group.rows.len(), only)?;
             self.read(group, sink)?;
         }
         Ok(())

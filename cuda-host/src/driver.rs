@@ -25,6 +25,9 @@ pub trait Driver {
     /// The GPU's name.
     fn name(&self) -> &str;
 
+    /// Blocks that it runs at once, if one takes a multiprocessor.
+    fn multiprocessors(&self) -> usize;
+
     /// Allocates zeroed memory; returns its address, which is a multiple of 256.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ mod driver;
 mod error;
 mod model;
 mod nccl;
+mod tiles;
 
 pub use cuda::Cuda;
 pub use device::{CudaCache, CudaDevice, KV_FORMATS};

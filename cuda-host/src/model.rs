@@ -3,6 +3,7 @@
 use crate::args::MatrixArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
+use crate::tiles::{self, STAGING, TILE, Together};
 use shohin_core::model::program::{Experts, Op, TensorId, TensorRole};
 use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi, depths};
 use shohin_core::quant::packed::{Codes, PackedFormat, Scales};
@@ -10,8 +11,13 @@ use shohin_core::quant::{self, Matrix};
 use shohin_core::{BonsaiModel, Error as CoreError, Gguf, Name};
 use std::sync::Arc;
 
-/// Bytes repacked before they are passed to the driver.
-const STAGING: usize = 4 << 20;
+/// Where the codes and scales of matrices are.
+pub(crate) enum Storage<D: Driver> {
+    /// Those of one.
+    Rows { _codes: Memory<D>, _scales: Memory<D> },
+    /// Those of one or more.
+    Tiles(tiles::Storage<D>),
+}
 
 /// A tensor on the GPU.
 pub(crate) enum Tensor<D: Driver> {
@@ -20,8 +26,7 @@ pub(crate) enum Tensor<D: Driver> {
     Matrix {
         args: MatrixArgs,
         packed: PackedFormat,
-        _codes: Memory<D>,
-        _scales: Memory<D>,
+        _storage: Arc<Storage<D>>,
     },
     /// Not uploaded.
     Unused,
@@ -149,22 +154,43 @@ impl<D: Driver> CudaModel<D> {
                 (layouts[gate], layouts[up]) = (both, both);
             }
         }
-        let (mut tensors, mut bytes) = (Vec::new(), 0);
-        for ((id, spec), layout) in program.tensor_ids().zip(&program.tensors).zip(layouts) {
+        let mut tensors: Vec<Option<Tensor<D>>> = program.tensors.iter().map(|_| None).collect();
+        let mut bytes = 0;
+        for Together { tensors: ids, alternate } in tiles::together(program, &layouts) {
+            let Some(packed) = layouts[ids[0].index()] else { continue };
+            let cols = program.tensor(ids[0]).cols;
+            let rows: Vec<usize> = ids.iter().map(|id| program.tensor(*id).rows).collect();
+            let storage = tiles::Storage::new(&driver, packed, &rows, cols)?;
+            bytes += storage.bytes();
+            let storage = Arc::new(Storage::Tiles(storage));
+            let mut first = 0;
+            for (id, rows) in ids.iter().zip(rows) {
+                let Storage::Tiles(tiles) = &*storage else { continue };
+                let in_rows = matrix_args(packed, rows, cols, 0, 0);
+                let args = tiles.args(packed, in_rows, first, if alternate { ids.len() } else { 1 });
+                tiles::upload(&driver, packed, weights.matrix(*id)?, args, in_rows)?;
+                first += if alternate { 1 } else { rows.div_ceil(TILE) };
+                tensors[id.index()] = Some(Tensor::Matrix { args, packed, _storage: Arc::clone(&storage) });
+            }
+        }
+        for (((id, spec), layout), tensor) in
+            program.tensor_ids().zip(&program.tensors).zip(layouts).zip(&mut tensors)
+        {
+            if tensor.is_some() {
+                continue;
+            }
             let matrix = weights.matrix(id)?;
-            match spec.role {
+            *tensor = Some(match spec.role {
                 TensorRole::Vector => {
                     let mut weight = vec![0.0; spec.rows * spec.cols];
                     quant::unpack(matrix.format(), matrix.data(), &mut weight)?;
                     let memory = Memory::new(&driver, 4 * weight.len())?;
                     driver.write(memory.address(), bytemuck::cast_slice(&weight))?;
                     bytes += memory.bytes() as u64;
-                    tensors.push(Tensor::Vector(memory));
+                    Tensor::Vector(memory)
                 }
                 // Stages of a pipeline after the first know the size of the vocabulary by it.
-                TensorRole::Matrix if id == program.output && program.head.is_empty() => {
-                    tensors.push(Tensor::Unused);
-                }
+                TensorRole::Matrix if id == program.output && program.head.is_empty() => Tensor::Unused,
                 TensorRole::Matrix => {
                     let packed = layout.ok_or(Error::Unsupported {
                         what: "the type of a tensor",
@@ -178,10 +204,12 @@ impl<D: Driver> CudaModel<D> {
                     bytes += packed.bytes(spec.rows, spec.cols);
                     let args =
                         matrix_args(packed, spec.rows_each(), spec.cols, codes.address(), scales.address());
-                    tensors.push(Tensor::Matrix { args, packed, _codes: codes, _scales: scales });
+                    let storage = Storage::Rows { _codes: codes, _scales: scales };
+                    Tensor::Matrix { args, packed, _storage: Arc::new(storage) }
                 }
-            }
+            });
         }
+        let tensors = tensors.into_iter().map(|tensor| tensor.unwrap_or(Tensor::Unused)).collect();
         let (config, program) = (model.config().clone(), program.clone());
         Ok(Arc::new(CudaModel { driver, config, program, tensors, bytes }))
     }

@@ -110,10 +110,10 @@ fn check_tensor_cores(shape: &Shape, format: Format, codes: usize, counts: &[usi
 /// All codes, with groups of half a unit, of one and of several, with minima, and all types of scales.
 #[test]
 fn tensor_cores_have_the_bits_of_kernels_without() {
-    use Format::{Iq4Xs, Mxfp4, Nvfp4, Q1_0, Q2_0, Q2K, Q3K, Q4_1, Q5K, Q6K, Q8K};
+    use Format::{Iq4Xs, Mxfp4, Nvfp4, Q2K, Q3K, Q4_1, Q5K, Q6K, Q8K};
     let shape = Shape { heads: 8, kv_heads: 1, head_dim: 32, ffn: 256, vocab: 301, ..small() };
-    let all = [&[Q1_0][..], &[Q2_0, Q2K], &[Q3K, Q4_1], &[Q5K, Q6K], &[Q8K], &[Iq4Xs, Nvfp4, Mxfp4]];
-    for (codes, formats) in all.into_iter().enumerate() {
+    let all = [&[Q2K][..], &[Q3K, Q4_1], &[Q5K, Q6K], &[Q8K], &[Iq4Xs, Nvfp4, Mxfp4]];
+    for (codes, formats) in (1..).zip(all) {
         formats.iter().for_each(|&format| check_tensor_cores(&shape, format, codes, &[12]));
     }
 }
@@ -122,9 +122,53 @@ fn tensor_cores_have_the_bits_of_kernels_without() {
 #[test]
 fn tensor_cores_take_any_number_of_rows() {
     let shape = Shape { hidden: 64, heads: 1, kv_heads: 1, head_dim: 32, ffn: 96, vocab: 301, ..small() };
-    check_tensor_cores(&shape, Format::Q8_0, 4, &[1, 2, 8, 9, 16, 17, 32, 33, 100]);
+    check_tensor_cores(&shape, Format::Q4_1, 2, &[1, 2, 8, 9, 16, 17, 32, 33, 100]);
     let wide = Shape { hidden: 1152, head_dim: 128, ffn: 1152, ..shape };
-    check_tensor_cores(&wide, Format::Q1_0, 0, &[11]);
+    check_tensor_cores(&wide, Format::Q5_0, 3, &[11]);
+}
+
+/// Matrices in tiles: groups of one unit to eight, rows that are no whole tiles and columns that are no whole chunks, as many
+/// numbers of rows as make a difference. Prompts have the same bits whichever way they are divided.
+#[test]
+fn tiles_take_any_number_of_rows() {
+    use Format::{Q1_0, Q2_0, Q4_0, Q8_0, Tq2_0};
+    let narrow = Shape { hidden: 96, heads: 3, kv_heads: 1, head_dim: 32, ffn: 160, vocab: 301, ..small() };
+    let wide = Shape { hidden: 1280, heads: 5, kv_heads: 5, head_dim: 256, ffn: 768, vocab: 301, ..small() };
+    let cases = [
+        (&narrow, Q4_0, &[2, 3, 8, 9, 31, 32, 33, 100][..]),
+        (&narrow, Q8_0, &[33]),
+        (&wide, Q1_0, &[3, 33]),
+        (&wide, Q2_0, &[9]),
+        (&wide, Tq2_0, &[9]),
+        (&wide, Q8_0, &[2]),
+    ];
+    for (shape, format, counts) in cases {
+        let file = Model::new(shape.clone(), Stored::new(format), 6).to_vec().unwrap();
+        let bits = PackedFormat::of(format).unwrap().codes.facts().bits;
+        let options = kv(KvFormat::F32);
+        let on = |batch| {
+            let model = CudaModel::from_gguf(driver(3), &Gguf::parse(&file).unwrap()).unwrap();
+            let options_of = ScratchOptions { batch, logit_rows: batch, ..ScratchOptions::default() };
+            On::new(CudaDevice::new(&model, &options_of).unwrap(), &options)
+        };
+        for &count in counts {
+            let tokens = tokens(count + 1, shape.vocab);
+            let (prompt, last) = tokens.split_at(count);
+            // The last part is not a single row.
+            let parts = (2..).find(|part| count % part != 1).unwrap();
+            let (mut whole, mut divided) = (on(128), on(parts));
+            let all = whole.logits(prompt, true);
+            assert!(divided.logits(prompt, true) == all, "{format:?}, {count} rows");
+            let found = [all, whole.logits(last, false)].concat();
+            let want = on_cpu(&file, Activations::Int8, &options).logits(&tokens, true);
+            let error = error(&found, &want);
+            println!("{format:?}, {count} rows: {error:.1e}");
+            // Some numbers are rounded the other way.
+            assert!(error < 0.03, "{format:?}, {count} rows: {error}");
+            let ran = |kernel: &str| whole.device.model().driver().ran(&format!("tiles_{kernel}_{bits}"));
+            assert!(ran(if count > 8 { "many" } else { "few" }) && ran("norm"));
+        }
+    }
 }
 
 /// Formats that differ from matrix to matrix, also among those that share an input, and a separate head.
@@ -246,8 +290,8 @@ fn exported_caches_go_on_elsewhere() {
     }
 }
 
-/// Products of q, k and v; rotation and attention; its parts joined; its product; gate and up; down.
-const KERNELS_PER_LAYER: usize = 6;
+/// Products of q, k and v; rotation and attention; its product; gate and up; down.
+const KERNELS_PER_LAYER: usize = 5;
 
 /// A token is one launch of a graph, of a known number of kernels, and greedy text is that of the CPU.
 #[test]
@@ -268,8 +312,8 @@ fn a_token_is_one_graph_and_text_is_that_of_the_cpu() -> Result<(), Error> {
         assert!((logit - logits[want as usize]).abs() < 0.02, "{logit}");
         assert_eq!(shim.launches.get(), before.0);
         assert_eq!(shim.replays.get(), before.1 + 1);
-        // Besides the layers: embedding, norm, logits, the most likely token.
-        assert_eq!(shim.replayed.get() - before.2, 4 + KERNELS_PER_LAYER * layers);
+        // Besides the layers: embedding, logits, the most likely token.
+        assert_eq!(shim.replayed.get() - before.2, 3 + KERNELS_PER_LAYER * layers);
         token = want;
     }
     Ok(())
@@ -329,8 +373,8 @@ fn experts_agree() {
     check_experts(|file, activations| On::new(device(file, activations, 5), &kv(KvFormat::F32)));
 }
 
-/// A row whose kernels are fused has the bits of one among others, as long as the parts of its positions are one each: with
-/// codes that differ among q, k and v, in several cache formats.
+/// A row whose kernels are fused has the bits of one among others, as long as the parts of its positions are one each, but for
+/// products of matrices in tiles: with codes that differ among q, k and v, in several cache formats.
 #[test]
 fn a_row_alone_has_the_bits_of_rows_together() {
     use Format::{F16, Q1_0, Q4K, Q6K};
@@ -342,6 +386,7 @@ fn a_row_alone_has_the_bits_of_rows_together() {
         (vec![Q1_0, Q1_0, Q1_0, Q1_0, Q1_0, Q4K, Q4K, Q6K], KvFormat::F32, Some([6, 2, 256])),
     ];
     for (formats, format, experts) in cases {
+        let has_tiles = formats.contains(&Q1_0);
         let formats = formats.into_iter().map(Stored::new).collect();
         let model = Model { formats, ..Model::new(Shape { experts, ..small() }, Stored::new(Q1_0), 4) };
         let (file, tokens) = (model.to_vec().unwrap(), tokens(4, 320));
@@ -349,7 +394,10 @@ fn a_row_alone_has_the_bits_of_rows_together() {
             let mut on = cuda(&file, activations, &kv(format));
             let together = on.logits(&tokens, true);
             on.session.truncate(0).unwrap();
-            assert_eq!(on.logits(&tokens, false), together, "{format:?}, {activations:?}");
+            let alone = on.logits(&tokens, false);
+            let tiled = activations == Activations::Int8 && has_tiles;
+            let error = error(&alone, &together);
+            assert!(error < if tiled { 1e-3 } else { 1e-30 }, "{format:?}, {activations:?}: {error}");
         }
     }
 }
@@ -357,9 +405,9 @@ fn a_row_alone_has_the_bits_of_rows_together() {
 /// Rows that are too wide for the memory of a block are normalized by a kernel of their own.
 #[test]
 fn wide_rows_take_more_kernels() {
-    // (Norm and product), attention and its join, product, then (norm, gate and up), down; or norm, router, choice, gate and
+    // (Norm and product), attention, product, then (norm, gate and up), down; or norm, router, choice, gate and
     // up, down, sum.
-    for (experts, kernels) in [(None, 8), (Some([3, 2, 32]), 11)] {
+    for (experts, kernels) in [(None, 7), (Some([3, 2, 32]), 10)] {
         let shape =
             Shape { hidden: 10_496, heads: 1, kv_heads: 1, head_dim: 32, ffn: 32, experts, ..small() };
         let file = Model::new(shape, Stored::new(Format::F16), 2).to_vec().unwrap();
@@ -389,6 +437,8 @@ fn committed_kernels_are_those_of_the_sources() {
     for byte in sources.flat_map(|path| std::fs::read(path).unwrap()) {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     }
-    let ptx = std::fs::read_to_string(format!("{folder}/shohin.ptx")).unwrap();
-    assert_eq!(ptx.lines().next(), Some(&*format!("// sources: {hash:016x}")), "run cuda-host/ptx.py");
+    for name in ["shohin.ptx", "shohin_90.ptx"] {
+        let ptx = std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
+        assert_eq!(ptx.lines().next(), Some(&*format!("// sources: {hash:016x}")), "run cuda-host/ptx.py");
+    }
 }

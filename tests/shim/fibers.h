@@ -103,7 +103,7 @@ struct Meeting {
     // What they wait for: two kinds must not meet.
     const char* what = nullptr;
     // Of each lane. They stay until the operation after the next one: a lane may be that far ahead of another.
-    alignas(16) char values[2][WARP * 16];
+    alignas(16) char values[2][WARP * 32];
     alignas(16) char result[2][16];
 };
 
@@ -189,7 +189,7 @@ inline Meeting& warp() { return block->warps[block->current->index / WARP]; }
 // Every lane gives a value, and gets those of all, until the operation after the next.
 template <class T>
 inline const T* exchange(T value, const char* what) {
-    static_assert(sizeof(T) <= 16);
+    static_assert(sizeof(T) <= 32);
     Meeting& m = warp();
     T* values = reinterpret_cast<T*>(m.values[m.phase & 1]);
     values[block->current->index % WARP] = value;

@@ -18,6 +18,9 @@ pub(super) const FLOAT_TOKENS: usize = 2;
 pub(super) const MMA_OUTPUTS: usize = 16;
 pub(super) const MMA_TOKENS: usize = 32;
 
+/// The most rows of `tiles_few`.
+pub(super) const FEW_TOKENS: usize = 8;
+
 /// The kernels of a device.
 pub(super) struct Kernels<K> {
     pub(super) embed: K,
@@ -26,7 +29,6 @@ pub(super) struct Kernels<K> {
     pub(super) rope_store: K,
     pub(super) attention: K,
     pub(super) rope_attention: K,
-    pub(super) attention_join: K,
     pub(super) route: K,
     pub(super) route_tiles: K,
     pub(super) experts_add: K,
@@ -34,6 +36,21 @@ pub(super) struct Kernels<K> {
     pub(super) gather: K,
     pub(super) int8: Products<K>,
     pub(super) f32: Products<K>,
+    /// For matrices in tiles, by codes: those without are `None`.
+    pub(super) tiles: Vec<Option<Tiles<K>>>,
+}
+
+/// The products of matrices in tiles with integers.
+#[derive(Clone, Copy)]
+pub(super) struct Tiles<K> {
+    /// For one row, and one that blocks normalize.
+    pub(super) one: K,
+    pub(super) norm: K,
+    /// For up to [`FEW_TOKENS`] rows, and for up to [`MMA_TOKENS`] in a block.
+    pub(super) few: K,
+    pub(super) many: K,
+    /// Of a code.
+    pub(super) bits: usize,
 }
 
 /// The products with one type of input.
@@ -60,14 +77,26 @@ impl<K> Kernels<K> {
             let mma = mma.collect::<Result<Vec<_>>>()?;
             Ok(Products { each: (0..kinds).map(one).collect::<Result<Vec<_>>>()?, mma, mixed, tokens })
         };
+        let tiles = |bits: Option<usize>| -> Result<Option<Tiles<K>>> {
+            let Some(bits) = bits else { return Ok(None) };
+            let kernel = |rows| driver.kernel(&format!("tiles_{rows}_{bits}"));
+            Ok(Some(Tiles {
+                one: kernel("one")?,
+                norm: kernel("norm")?,
+                few: kernel("few")?,
+                many: kernel("many")?,
+                bits,
+            }))
+        };
+        let tiles = [Some(1), Some(2), Some(4), None, Some(8)].into_iter().map(tiles);
         Ok(Kernels {
+            tiles: tiles.collect::<Result<Vec<_>>>()?,
             embed: driver.kernel("embed")?,
             rmsnorm: driver.kernel("rmsnorm")?,
             quantize: driver.kernel("quantize")?,
             rope_store: driver.kernel("rope_store")?,
             attention: driver.kernel("attention")?,
             rope_attention: driver.kernel("rope_attention")?,
-            attention_join: driver.kernel("attention_join")?,
             route: driver.kernel("route")?,
             route_tiles: driver.kernel("route_tiles")?,
             experts_add: driver.kernel("experts_add")?,

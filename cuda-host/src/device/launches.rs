@@ -4,14 +4,15 @@
 //! takes fewer launches: blocks of a product normalize their input themselves, queries and keys are rotated where attention
 //! reads them, and blocks of gated products round their results.
 
-use super::kernels::{FLOAT_TOKENS, INTEGER_TOKENS, MMA_OUTPUTS, MMA_TOKENS, THREADS};
+use super::kernels::{FEW_TOKENS, FLOAT_TOKENS, INTEGER_TOKENS, MMA_OUTPUTS, MMA_TOKENS, THREADS};
 use super::{CudaDevice, PARTS};
 use crate::args::{
     AttentionArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, QuantizeArgs, RopeArgs,
-    RopeAttentionArgs, RouteArgs,
+    RopeAttentionArgs, RouteArgs, TilesArgs,
 };
 use crate::driver::{Driver, LaunchSize, Memory};
 use crate::error::Result;
+use crate::tiles::{self, MOST, Share, TILE};
 use bytemuck::{Pod, bytes_of};
 use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
@@ -21,6 +22,13 @@ use std::sync::Arc;
 
 /// Bytes of a block's memory that a normalized row may take: more than half of what every GPU has.
 const MAX_SHARED: usize = 40 << 10;
+
+/// Likewise, for each chunk of products of matrices in tiles, and the most columns of a row that they normalize.
+const TILE_SHARED: usize = 320;
+const TILE_NORM_COLS: usize = 8192;
+
+/// Warps of a block of `tiles_few` and `tiles_many`.
+const MANY_WARPS: usize = 8;
 
 /// How a product is stored, see `product.cu`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,6 +70,8 @@ impl Shape {
 pub(super) struct Products<'p> {
     /// `(rows, cols)`
     x: BufferId,
+    /// The first row that is read, if it is normalized.
+    row: usize,
     norm: Option<Norm>,
     outputs: &'p [(TensorId, BufferId)],
     /// Where they are stored, if not in their buffers: `(rows, outputs)`.
@@ -78,7 +88,7 @@ impl<'p> Products<'p> {
         epilogue: Epilogue,
         rows: usize,
     ) -> Products<'p> {
-        Products { x, norm: None, outputs, out: None, epilogue, rows, experts: None }
+        Products { x, row: 0, norm: None, outputs, out: None, epilogue, rows, experts: None }
     }
 
     /// Stored at this address.
@@ -204,6 +214,7 @@ impl<D: Driver> CudaDevice<D> {
     fn shared(&self, weight: TensorId) -> Result<usize> {
         let cols = self.model.program().tensor(weight).cols;
         Ok(match self.input(weight)? {
+            Activations::Int8 if self.model.matrix(weight)?.0.is_tiled() => tiles::chunks(cols) * TILE_SHARED,
             Activations::Int8 => cols / 32 * (32 + 8),
             Activations::F32 => 4 * cols,
         })
@@ -212,21 +223,115 @@ impl<D: Driver> CudaDevice<D> {
     /// Whether each block can normalize a single row for products with these matrices.
     fn normalizes(&self, weights: impl IntoIterator<Item = TensorId>) -> Result<bool> {
         for weight in weights {
-            if self.shared(weight)? > MAX_SHARED {
+            let tiled = self.model.matrix(weight)?.0.is_tiled();
+            let cols = self.model.program().tensor(weight).cols;
+            if self.shared(weight)? > MAX_SHARED || (tiled && cols > TILE_NORM_COLS) {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
+    /// The product with the output matrix of a row of the residual stream, if its blocks can normalize the row.
+    pub(super) fn normalized_head<'p>(
+        &self,
+        outputs: &'p [(TensorId, BufferId)],
+        row: usize,
+    ) -> Result<Option<Products<'p>>> {
+        let program = self.model.program();
+        let [Op::RmsNorm { x, weight, eps, .. }] = program.head[..] else { return Ok(None) };
+        if !self.normalizes([program.output])? {
+            return Ok(None);
+        }
+        let norm = Some(Norm { weight: self.model.vector(weight)?, eps });
+        Ok(Some(Products { norm, row, ..Products::new(x, outputs, Epilogue::Store, 1) }))
+    }
+
+    /// Products of matrices in tiles, of as many of `outputs` as are stored together: returns how many these are.
+    fn tiles(&self, products: Products<'_>, outputs: &[(TensorId, BufferId)]) -> Result<usize> {
+        let Products { x, row, norm, out, epilogue, rows, .. } = products;
+        let gated = epilogue == Epilogue::Swiglu;
+        let (first, to) = outputs[0];
+        let first = self.model.matrix(first)?.0;
+        let Some(kernels) = self.kernels.tiles.get(first.kind as usize).copied().flatten() else {
+            return Ok(0);
+        };
+        let chunks = tiles::chunks(32 * first.units as usize);
+        let [words, meta] = self.integers(x);
+        let mut args = TilesArgs {
+            codes: first.codes,
+            scales: first.scales,
+            x: self.floats(x) + 4 * (row * self.model.program().cols(x)) as u64,
+            words,
+            meta,
+            chunks: chunks as u32,
+            units: first.units,
+            tokens: rows as u32,
+            shift: (first.group / 32).trailing_zeros(),
+            epilogue: epilogue as u32,
+            factor: first.factor,
+            offset: first.offset,
+            ..TilesArgs::default()
+        };
+        let (mut count, mut tiles, mut end) = (0, 0, 0);
+        for (id, to) in outputs.iter().take(if gated { 1 } else { MOST }) {
+            let matrix = self.model.matrix(*id)?.0;
+            let at = first.codes + (tiles * chunks * kernels.bits * 512) as u64;
+            if count > 0 && (!matrix.is_tiled() || matrix.codes != at) {
+                break;
+            }
+            end += matrix.rows;
+            tiles += (matrix.rows as usize).div_ceil(TILE);
+            args.ends[count..].fill(end);
+            args.out[count] = out.unwrap_or_else(|| self.floats(*to));
+            count += 1;
+        }
+        if gated {
+            (count, tiles) = (2, 2 * tiles);
+        }
+        args.tiles = tiles as u32;
+        let processors = self.driver().multiprocessors();
+        let (kernel, size) = if rows == 1 {
+            let share = Share::of(tiles, 32 * first.units as usize, gated, processors);
+            args.split = share.split.trailing_zeros();
+            let kernel = match norm {
+                None => kernels.one,
+                Some(norm) => {
+                    (args.norm, args.eps) = (norm.weight, norm.eps);
+                    if gated {
+                        [args.rounded, args.rounded_meta] = self.integers(to);
+                    }
+                    kernels.norm
+                }
+            };
+            let (grid, threads) = ([share.blocks as u32, 1, 1], 32 * tiles::ONE_WARPS as u32);
+            (kernel, LaunchSize { grid, threads, shared: (chunks * TILE_SHARED) as u32 })
+        } else {
+            let batches = rows.div_ceil(MMA_TOKENS);
+            // More warps for a tile if there are few blocks. Sums depend on it, so that it does not depend on the matrix' rows.
+            let split: usize = if rows > 4 * MMA_TOKENS { 2 } else { 4 };
+            args.split = split.trailing_zeros();
+            let blocks = tiles.div_ceil(2 * MANY_WARPS / split);
+            let (grid, threads) = ([blocks as u32, batches as u32, 1], 32 * MANY_WARPS as u32);
+            let kernel = if rows > FEW_TOKENS { kernels.many } else { kernels.few };
+            (kernel, LaunchSize { grid, threads, shared: 0 })
+        };
+        self.driver().launch(kernel, size, bytes_of(&args))?;
+        Ok(count)
+    }
+
     /// As few launches as the matrices allow: those of one have the same input, and the same codes if there are many
     /// rows.
     pub(super) fn products(&self, products: Products<'_>) -> Result<()> {
-        let Products { x, norm, outputs, out, epilogue, rows, experts } = products;
+        let Products { x, row, norm, outputs, out, epilogue, rows, experts } = products;
         let gated = epilogue == Epilogue::Swiglu;
         let mut rest = outputs;
         while let [(first, to), ..] = rest {
             let (matrix, input) = (self.model.matrix(*first)?.0, self.input(*first)?);
+            if matrix.is_tiled() && input == Activations::Int8 {
+                rest = &rest[self.tiles(products, rest)?..];
+                continue;
+            }
             let kernels = match input {
                 Activations::Int8 => &self.kernels.int8,
                 Activations::F32 => &self.kernels.f32,
@@ -251,7 +356,7 @@ impl<D: Driver> CudaDevice<D> {
             };
             let [words, meta] = self.integers(x);
             let mut args = ProductArgs {
-                x: self.floats(x),
+                x: self.floats(x) + 4 * (row * self.model.program().cols(x)) as u64,
                 words,
                 meta,
                 tokens: rows as u32,
@@ -263,7 +368,8 @@ impl<D: Driver> CudaDevice<D> {
             for (id, to) in rest {
                 let (other, _) = self.model.matrix(*id)?;
                 let differs = other.kind != matrix.kind;
-                if self.input(*id)? != input || (differs && rows > 1) {
+                if self.input(*id)? != input || (differs && rows > 1) || other.is_tiled() != matrix.is_tiled()
+                {
                     break;
                 }
                 mixed |= differs;
@@ -355,6 +461,7 @@ impl<D: Driver> CudaDevice<D> {
             q: self.floats(q),
             positions: self.step.positions(),
             parts: self.parts.address(),
+            ended: self.ended.address(),
             out: self.floats(out),
             words,
             meta,
@@ -407,8 +514,7 @@ impl<D: Driver> CudaDevice<D> {
             }
             Op::Attention { layer, q, out } => {
                 let args = self.attention_args(*layer, [*q, *out], parts);
-                self.launch(self.kernels.attention, [heads.query, rows, parts], THREADS, args)?;
-                self.launch(self.kernels.attention_join, [heads.query, rows, 1], THREADS, args)
+                self.launch(self.kernels.attention, [heads.query, rows, parts], THREADS, args)
             }
         }
     }
@@ -536,7 +642,6 @@ impl<D: Driver> CudaDevice<D> {
                 let attention = self.attention_args(*layer, [*q, *out], PARTS);
                 let args = RopeAttentionArgs { rope, attention };
                 self.launch(self.kernels.rope_attention, [heads, 1, PARTS], THREADS, args)?;
-                self.launch(self.kernels.attention_join, [heads, 1, 1], THREADS, attention)?;
                 Ok(2)
             }
             _ => Ok(0),

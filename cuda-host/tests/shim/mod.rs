@@ -98,6 +98,10 @@ impl Driver for Shim {
         "CPU"
     }
 
+    fn multiprocessors(&self) -> usize {
+        3
+    }
+
     fn alloc(&self, bytes: usize) -> Result<u64> {
         // SAFETY: the function of this name has this type.
         let memory = unsafe {

@@ -1,0 +1,530 @@
+// Products of matrices in tiles, on tensor cores. A tile has 16 outputs and a chunk of 256 columns, eight units of 32. Lane
+// 4 g + t of a warp has outputs g and g + 8 and in each unit columns 4 t to 4 t + 3 and 16 + 4 t to 16 + 4 t + 3: a word for each
+// of the four, with a byte a column, in which codes of fewer than 8 bits are those of 8 / BITS units.
+//
+//     codes (tiles, chunks, BITS, 32 lanes, 4 words), scales (tiles, chunks, 16 outputs, groups of a chunk) as f16
+//
+// Tiles of gate and up alternate.
+//
+// `tiles_one`: a single row. The columns of B are the units of a chunk, one after the other with zeros in the others, so that the
+// products of eight units add up in one result, whose column j is the sum of unit j: codes are masked and not shifted, and
+// every lane scales four sums. A warp has a tile at a time, and every `split`th chunk of it.
+//
+// `tiles_few` and `tiles_many`: up to 8 and 32 rows, which are columns of B; a block keeps their chunk in shared memory. A warp has
+// two tiles, and the `split`th part of the units of each chunk.
+
+struct TilesArgs {
+    const uint4 *codes;
+    const unsigned short *scales;
+    float *out[3];            // (tokens, rows): of the outputs up to ends[0], from there to ends[1], ...
+    const float *x;           // (cols), rounded by each block
+    const float *norm;        // (cols)
+    const signed char *words; // (tokens, cols), if blocks do not round x
+    const Meta *meta;
+    signed char *rounded; // integers of a gated product of a single row, or null
+    Meta *rounded_meta;
+    u32 ends[3];
+    u32 tiles, chunks, units; // of 32 columns: the last chunk may have fewer than 8
+    u32 tokens;
+    u32 shift; // as unit_shift
+    u32 epilogue;
+    u32 split; // 1 << split warps have the same tiles
+    u32 zero;  // 0, which the compiler does not know
+    int factor, offset;
+    float eps;
+};
+
+const u32 ONE_WARPS = 16, ONE_THREADS = 32 * ONE_WARPS;
+// Loads of a thread that normalizes x, each of four numbers: up to 8192 columns.
+const u32 NORM_LOADS = 4;
+
+// Sums start here, the bits of 3 * 2^22, and are then floats above it: conversions of integers are slow. Exact, as sums are less
+// than 2^21.
+const int SUM_START = 0x4b400000;
+
+__device__ __forceinline__ float sum_value(int sum) { return __uint_as_float((u32)sum) - 12582912.0f; }
+
+// A part of a chunk that a warp loads before it needs it: at most two loads of a lane.
+template <int BITS> struct Piece {
+    static const int LOADS = BITS == 1 ? 1 : 2, UNITS = 8 * LOADS / BITS;
+    uint4 codes[LOADS];
+};
+
+// Scales of outputs g and g + 8: of columns 2 t and 2 t + 1, if each unit has its own.
+struct TileScales {
+    u32 two[2];
+};
+
+template <int BITS> __device__ __forceinline__ TileScales load_scales(const unsigned short *scales, u32 shift) {
+    if constexpr (BITS >= 4) return TileScales{__ldg((const u32 *)scales), __ldg((const u32 *)scales + 32)};
+    else return TileScales{__ldg(scales), __ldg(scales + (64 >> shift))};
+}
+
+template <int BITS> __device__ __forceinline__ void load_piece(const uint4 *codes, Piece<BITS> &to) {
+    for (int i = 0; i < Piece<BITS>::LOADS; i++) to.codes[i] = __ldg(codes + 32 * i);
+}
+
+// The sums of the units of a piece, each in its column: `low` and `high` are words of unit g.
+template <int BITS>
+__device__ __forceinline__ void add_piece(const Piece<BITS> &piece, int from, u32 low, u32 high, int (&sums)[4]) {
+    const int PER = 8 / BITS;
+    const u32 MASK = BITS == 1 ? 0x01010101u : BITS == 2 ? 0x03030303u : BITS == 4 ? 0x0f0f0f0fu : 0xffffffffu;
+    int g = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int j = 0; j < Piece<BITS>::UNITS; j++) {
+        uint4 q = piece.codes[j / PER];
+        u32 mask = MASK << (BITS * (j % PER));
+        u32 a[4] = {q.x & mask, q.y & mask, q.z & mask, q.w & mask};
+        mma_16x8x32<BITS == 8>(sums, sums, a, g == from + j ? low : 0, g == from + j ? high : 0);
+    }
+}
+
+// Adds the share of a chunk to the sums of outputs g and g + 8. `units`: of columns 2 t and 2 t + 1 what their sums are
+// multiplied by, and what is added.
+template <int BITS>
+__device__ __forceinline__ void add_chunk(const int (&n)[4], const TileScales &scales, float4 units, float (&sums)[2]) {
+    for (u32 f = 0; f < 2; f++) {
+        float p = sum_value(n[2 * f]), q = sum_value(n[2 * f + 1]);
+        if constexpr (BITS >= 4) {
+            sums[f] = __fmaf_rn(__fmaf_rn(p, units.x, units.y), half_value(scales.two[f] & 0xffff), sums[f]);
+            sums[f] = __fmaf_rn(__fmaf_rn(q, units.z, units.w), half_value(scales.two[f] >> 16), sums[f]);
+        } else {
+            float both = __fmaf_rn(q, units.z, __fmaf_rn(p, units.x, units.y + units.w));
+            sums[f] = __fmaf_rn(both, half_value(scales.two[f]), sums[f]);
+        }
+    }
+}
+
+// x of a block, in shared memory: words (units, 4, 2), those that a lane reads beside one another, and of units what sums of
+// products with the codes of weights, where these are in their bytes, are multiplied by, and what is added.
+struct RowOfBlock {
+    u32 *words;
+    float2 *units;
+};
+
+__device__ __forceinline__ u32 *word_of(const RowOfBlock &to, u32 unit, u32 s) {
+    return to.words + 8 * unit + 2 * (s % 4) + s / 4;
+}
+
+template <int BITS> __device__ __forceinline__ float2 unit_of(const TilesArgs &a, u32 unit, float scale, int total) {
+    float by = (float)(1 << (BITS * (unit % (8 / BITS))));
+    return float2{scale * (float)a.factor / by, scale * (float)(-a.offset * total)};
+}
+
+// Copies the integers of x.
+template <int BITS> __device__ __forceinline__ void copy_row(const TilesArgs &a, const RowOfBlock &to) {
+    for (u32 i = threadIdx.x; i < 16 * a.chunks; i += ONE_THREADS) {
+        // Loads that do not wait for one another.
+        uint4 four = i < 2 * a.units ? *((const uint4 *)a.words + i) : uint4{0, 0, 0, 0};
+        Meta meta = i < a.units ? a.meta[i] : Meta{0.0f, {0, 0}};
+        u32 unit = i / 2, s = i % 2 * 4;
+        *word_of(to, unit, s) = four.x, *word_of(to, unit, s + 1) = four.y;
+        *word_of(to, unit, s + 2) = four.z, *word_of(to, unit, s + 3) = four.w;
+        if (i < 8 * a.chunks) to.units[i] = unit_of<BITS>(a, i, meta.scale, meta.sums[0] + meta.sums[1]);
+    }
+}
+
+// Rounds x times the weights of the norm. That all of it is divided by its norm changes no integer: outputs are multiplied by
+// that. The sum of the squares of each warp's numbers goes to `squares`.
+template <int BITS>
+__device__ __forceinline__ void round_row(const TilesArgs &a, const float4 (&weights)[NORM_LOADS], const RowOfBlock &to,
+                                          float *squares) {
+    // Those after the last column are zeros.
+    u32 fours = 64 * a.chunks, lane = threadIdx.x % 32;
+    float4 x[NORM_LOADS];
+#pragma unroll
+    for (u32 k = 0; k < NORM_LOADS; k++) {
+        u32 i = threadIdx.x + k * ONE_THREADS;
+        x[k] = i < 8 * a.units ? *((const float4 *)a.x + i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 k = 0; k < NORM_LOADS; k++) {
+        // The whole block.
+        if (k * ONE_THREADS >= fours) break;
+        u32 i = threadIdx.x + k * ONE_THREADS;
+        sum += x[k].x * x[k].x + x[k].y * x[k].y + x[k].z * x[k].z + x[k].w * x[k].w;
+        float4 w = weights[k];
+        float y[4] = {x[k].x * w.x, x[k].y * w.y, x[k].z * w.z, x[k].w * w.w};
+        float top = fmaxf(fmaxf(fabsf(y[0]), fabsf(y[1])), fmaxf(fabsf(y[2]), fabsf(y[3])));
+        for (u32 o = 1; o < 8; o *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+        float inverse = inverse_scale(top);
+        int total = 0;
+        u32 word = 0;
+        for (u32 j = 0; j < 4; j++) {
+            int q = rounded_integer(y[j], inverse);
+            total += q;
+            word |= (u32)(q & 255) << (8 * j);
+        }
+        for (u32 o = 1; o < 8; o *= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
+        if (i < fours) {
+            *word_of(to, i / 8, i % 8) = word;
+            if (i % 8 == 0) to.units[i / 8] = unit_of<BITS>(a, i / 8, top / 127.0f, total);
+        }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) squares[threadIdx.x / 32] = sum;
+}
+
+// Stores output `row` of a row of the batch; of gated products they have been combined.
+__device__ __forceinline__ void store_output(const TilesArgs &a, u32 token, u32 row, float y) {
+    if (row >= a.ends[2]) return;
+    u32 i = row < a.ends[0] ? 0 : row < a.ends[1] ? 1 : 2, begin = i == 0 ? 0 : i == 1 ? a.ends[0] : a.ends[1];
+    u32 end = i == 0 ? a.ends[0] : i == 1 ? a.ends[1] : a.ends[2];
+    float *out = (i == 0 ? a.out[0] : i == 1 ? a.out[1] : a.out[2]) + ((u64)token * (end - begin) + (row - begin));
+    *out = a.epilogue == EPILOGUE_ADD ? *out + y : y;
+}
+
+// Arguments are read from memory that takes long to answer the first time, a line of it at a time: of all lines now, which is
+// early.
+__device__ __forceinline__ void touch(const TilesArgs &a) {
+#ifndef CUDA_SHIM
+    asm volatile("" ::"l"(a.codes), "l"(a.out[2]), "l"(a.rounded_meta), "r"(a.units), "f"(a.eps));
+#else
+    (void)a;
+#endif
+}
+
+template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const TilesArgs &a) {
+    DYNAMIC_SHARED(shared);
+    __shared__ __align__(16) float parts[2][ONE_WARPS][16], squares[ONE_WARPS];
+    const u32 CHUNK = 32 * BITS;
+    const int LOADS = Piece<BITS>::LOADS, UNITS = Piece<BITS>::UNITS, PIECES = 8 / UNITS;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    u32 split = 1 << a.split, part = warp & (split - 1);
+    // Of gated products, tiles of a block in an iteration are whole units of outputs.
+    u32 step = ONE_WARPS >> a.split, gated = a.epilogue == EPILOGUE_SWIGLU ? 1 : 0;
+    u32 scales_chunk = 128 >> a.shift;
+    u32 codes_lane = part * CHUNK + lane, scales_lane = part * scales_chunk + g * (8 >> a.shift) + (2 * t >> a.shift);
+    // The next piece, and where it and the scales of its chunk are.
+    Piece<BITS> next = {};
+    const uint4 *codes = a.codes;
+    const unsigned short *scales = a.scales;
+    auto begin = [&](u32 tile) {
+        // A load of a tile that all blocks have would be slow.
+        if (tile >= a.tiles) return;
+        u64 at = (u64)tile * a.chunks;
+        codes = a.codes + (at * CHUNK + codes_lane);
+        scales = a.scales + (at * scales_chunk + scales_lane);
+        load_piece<BITS>(codes, next);
+        prefetch(scales);
+    };
+    // Of a tile after the next one: memory is asked for it early.
+    auto expect = [&](u32 tile) {
+        if (tile >= a.tiles) return;
+        const uint4 *at = a.codes + ((u64)tile * a.chunks * CHUNK + codes_lane);
+#pragma unroll 1
+        for (u32 chunk = part; chunk < a.chunks; chunk += split, at += split * CHUNK)
+            for (int i = 0; i < BITS; i++) prefetch(at + 32 * i);
+    };
+    u32 first = blockIdx.x * step, stride = gridDim.x * step, own = warp >> a.split;
+    begin(first + own);
+    RowOfBlock x = {(u32 *)shared, (float2 *)(shared + 16 * a.chunks)};
+    touch(a);
+    if constexpr (NORM) {
+        float4 weights[NORM_LOADS];
+#pragma unroll
+        for (u32 k = 0; k < NORM_LOADS; k++) {
+            u32 i = threadIdx.x + k * ONE_THREADS;
+            weights[k] = i < 8 * a.units ? __ldg((const float4 *)a.norm + i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        }
+        if (split < a.chunks) expect(first + own);
+        wait_for_launch();
+        let_next_launch();
+        round_row<BITS>(a, weights, x, squares);
+    } else {
+        if (split < a.chunks) expect(first + own);
+        wait_for_launch();
+        let_next_launch();
+        copy_row<BITS>(a, x);
+    }
+    __syncthreads();
+    u32 buffer = 0;
+    // The whole block.
+#pragma unroll 1
+    for (u32 base = first; base < a.tiles; base += stride) {
+        float sums[2] = {};
+        bool has = base + own < a.tiles;
+        expect(base + stride + own);
+#pragma unroll 1
+        for (u32 chunk = has ? part : a.chunks; chunk < a.chunks; chunk += split) {
+            uint2 word = *(const uint2 *)(x.words + 8 * (chunk * 8 + g) + 2 * t);
+            TileScales now_scales = load_scales<BITS>(scales, a.shift);
+            int n[4] = {SUM_START, SUM_START, SUM_START, SUM_START};
+#pragma unroll
+            for (int piece = 0; piece < PIECES; piece++) {
+                Piece<BITS> now = next;
+                if (piece + 1 < PIECES) {
+                    load_piece<BITS>(codes + (piece + 1) * LOADS * 32, next);
+                } else if (chunk + split < a.chunks) {
+                    codes += split * CHUNK, scales += split * scales_chunk;
+                    load_piece<BITS>(codes, next);
+                    prefetch(scales);
+                } else {
+                    begin(base + stride + own);
+                }
+                add_piece<BITS>(now, piece * UNITS, word.x, word.y, n);
+            }
+            add_chunk<BITS>(n, now_scales, *(const float4 *)(x.units + chunk * 8 + 2 * t), sums);
+        }
+        for (u32 o = 1; o < 4; o *= 2)
+            for (u32 f = 0; f < 2; f++) sums[f] += __shfl_xor_sync(0xffffffffu, sums[f], o);
+        if (t == 0)
+            for (u32 f = 0; f < 2; f++) parts[buffer][warp][8 * f + g] = sums[f];
+        __syncthreads();
+        // Whole warps.
+        if (threadIdx.x < step * 16 >> gated) {
+            float scale = 1.0f;
+            if constexpr (NORM) {
+                float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+                for (u32 w = 0; w < ONE_WARPS; w += 4) {
+                    float4 four = *(const float4 *)(squares + w);
+                    sum.x += four.x, sum.y += four.y, sum.z += four.z, sum.w += four.w;
+                }
+                scale = 1.0f / sqrtf((sum.x + sum.y + (sum.z + sum.w)) / (float)(32 * a.units) + a.eps);
+            }
+            u32 tile = threadIdx.x / 16 << gated, row = threadIdx.x % 16;
+            auto sum_of = [&](u32 tile) {
+                const float *from = parts[buffer][tile << a.split] + row;
+                float y = 0.0f;
+#pragma unroll 8
+                for (u32 k = 0; k < split; k++) y += from[k * 16];
+                return y * scale;
+            };
+            float y = sum_of(tile);
+            if (gated) y = swiglu(y, sum_of(tile + 1));
+            u32 at = (base * 16 >> gated) + threadIdx.x;
+            store_output(a, 0, at, y);
+            // A warp has a unit.
+            if (a.rounded && at < a.ends[0]) put_unit(a.rounded, a.rounded_meta, at / 32, lane, y);
+        }
+        // The next iteration writes to the other buffer, and the one after it when all threads have read this one.
+        buffer ^= 1;
+    }
+}
+
+const u32 MANY_WARPS = 8, MANY_THREADS = 32 * MANY_WARPS;
+// Words of a row of the batch in shared memory, so that a warp reads from all banks.
+const u32 MANY_STRIDE = 64 + 8;
+
+// A chunk of the rows of the batch: words as in `RowOfBlock`, and of units the least bits of a sum, for zero, and the scale.
+template <u32 TOKENS> struct RowsOfBlock {
+    u32 words[TOKENS * MANY_STRIDE];
+    float2 units[8][TOKENS];
+};
+
+// What a thread loads of a chunk before it is needed.
+template <u32 TOKENS> struct RowsLoaded {
+    static const u32 LOADS = (TOKENS * 16 + MANY_THREADS - 1) / MANY_THREADS;
+    uint4 words[LOADS];
+    Meta meta;
+};
+
+template <u32 TOKENS>
+__device__ __forceinline__ void load_rows(const TilesArgs &a, u32 first, u32 count, u32 chunk, RowsLoaded<TOKENS> &to) {
+    for (u32 k = 0; k < RowsLoaded<TOKENS>::LOADS; k++) {
+        u32 i = threadIdx.x + k * MANY_THREADS, token = min(i / 16, count - 1), at = chunk * 16 + i % 16;
+        bool has = at < 2 * a.units;
+        to.words[k] = has ? *((const uint4 *)a.words + ((u64)(first + token) * 2 * a.units + at)) : uint4{0, 0, 0, 0};
+    }
+    u32 token = min(threadIdx.x / 8, count - 1), unit = chunk * 8 + threadIdx.x % 8;
+    to.meta = unit < a.units ? a.meta[(u64)(first + token) * a.units + unit] : Meta{0.0f, {0, 0}};
+}
+
+template <int BITS, u32 TOKENS>
+__device__ __forceinline__ void store_rows(const TilesArgs &a, const RowsLoaded<TOKENS> &from, RowsOfBlock<TOKENS> &to) {
+    for (u32 k = 0; k < RowsLoaded<TOKENS>::LOADS; k++) {
+        u32 i = threadIdx.x + k * MANY_THREADS;
+        if (i >= TOKENS * 16) break;
+        u32 *words = to.words + (i / 16 * MANY_STRIDE + i % 16 / 2 * 8 + i % 2);
+        uint4 four = from.words[k];
+        words[0] = four.x, words[2] = four.y, words[4] = four.z, words[6] = four.w;
+    }
+    if (threadIdx.x >= TOKENS * 8) return;
+    // A code c at bit p of a byte counts 2^p c, and is worth factor c - offset: that of one bit counts twice as much, as half its
+    // offset is no integer.
+    const u32 PER = 8 / BITS;
+    u32 unit = threadIdx.x % 8;
+    float by = (float)(1 << (BITS == 1 ? max(unit, 1u) : BITS * (unit % PER)));
+    float offset = BITS == 8 ? 0.0f : by * (float)a.offset / (float)a.factor;
+    to.units[unit][threadIdx.x / 8] =
+        float2{12582912.0f + offset * (float)(from.meta.sums[0] + from.meta.sums[1]), from.meta.scale * (float)a.factor / by};
+}
+
+template <int BITS, u32 TOKENS> __device__ __forceinline__ void tiles_many(const TilesArgs &a) {
+    __shared__ RowsOfBlock<TOKENS> rows[2];
+    const u32 CHUNK = 32 * BITS, PER = 8 / BITS, SPAN = BITS <= 2 ? 2 : 1, BLOCKS = TOKENS / 8;
+    const u32 MASK = BITS == 1 ? 0x01010101u : BITS == 2 ? 0x03030303u : BITS == 4 ? 0x0f0f0f0fu : 0xffffffffu;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    u32 split = 1 << a.split, part = warp & (split - 1), units = 8 >> a.split, begin = part * units, end = begin + units;
+    u32 first = blockIdx.y * TOKENS, count = min(a.tokens - first, TOKENS);
+    u32 groups = 8 >> a.shift;
+    u32 tile = (blockIdx.x * (MANY_WARPS >> a.split) + (warp >> a.split)) * 2;
+    const uint4 *codes[2];
+    const unsigned short *scales[2];
+    uint4 next[2];
+    for (u32 r = 0; r < 2; r++) {
+        // The last tile again, if there is no other.
+        u64 at = (u64)min(tile + r, a.tiles - 1) * a.chunks;
+        codes[r] = a.codes + (at * CHUNK + lane);
+        scales[r] = a.scales + ((at * 16 + g) * groups);
+        next[r] = __ldg(codes[r] + begin / PER * 32);
+    }
+    wait_for_launch();
+    let_next_launch();
+    RowsLoaded<TOKENS> loaded;
+    load_rows(a, first, count, 0, loaded);
+    store_rows<BITS>(a, loaded, rows[0]);
+    __syncthreads();
+    float sums[2][BLOCKS][4] = {};
+    // Four registers: a constant, or one register, would be copied for each product.
+    int start[4];
+    for (u32 i = 0; i < 4; i++) start[i] = SUM_START + (int)(a.zero >> i);
+#pragma unroll 1
+    for (u32 chunk = 0; chunk < a.chunks; chunk++) {
+        const RowsOfBlock<TOKENS> &in = rows[chunk % 2];
+        bool more = chunk + 1 < a.chunks;
+        if (more) load_rows(a, first, count, chunk + 1, loaded);
+        uint4 now[2];
+#pragma unroll 1
+        for (u32 unit = begin; unit < end; unit += SPAN) {
+            if (unit == begin || unit % PER == 0) {
+                now[0] = next[0], now[1] = next[1];
+                u32 last = (unit / PER + 1) * PER;
+                u32 at = last < end ? last / PER * 32 : more ? CHUNK + begin / PER * 32 : 0;
+                for (u32 r = 0; r < 2; r++) next[r] = __ldg(codes[r] + at);
+            }
+            u32 codes_of[SPAN][2][4];
+            float scale[2][2];
+            for (u32 r = 0; r < 2; r++) {
+                const unsigned short *at = scales[r] + (unit >> a.shift);
+                scale[r][0] = half_value(__ldg(at)), scale[r][1] = half_value(__ldg(at + 8 * groups));
+                for (u32 v = 0; v < SPAN; v++) {
+                    u32 mask = MASK << (BITS * ((unit + v) % PER)), *to = codes_of[v][r];
+                    to[0] = now[r].x & mask, to[1] = now[r].y & mask, to[2] = now[r].z & mask, to[3] = now[r].w & mask;
+                    if (BITS == 1 && v == 0 && unit == 0)
+                        for (u32 i = 0; i < 4; i++) to[i] *= 2;
+                }
+            }
+#pragma unroll
+            for (u32 b = 0; b < BLOCKS; b++) {
+                float both[2][4];
+#pragma unroll
+                for (u32 v = 0; v < SPAN; v++) {
+                    uint2 word = *(const uint2 *)(in.words + ((8 * b + g) * MANY_STRIDE + (unit + v) * 8 + 2 * t));
+                    float4 two = *(const float4 *)&in.units[unit + v][8 * b + 2 * t];
+                    for (u32 r = 0; r < 2; r++) {
+                        int n[4];
+                        mma_16x8x32<BITS == 8>(n, start, codes_of[v][r], word.x, word.y);
+                        for (u32 i = 0; i < 4; i++) {
+                            float zero = i % 2 ? two.z : two.x, by = i % 2 ? two.w : two.y;
+                            float sum = __fadd_rn(__uint_as_float((u32)n[i]), -zero);
+                            both[r][i] = v == 0 ? __fmul_rn(sum, by) : __fmaf_rn(sum, by, both[r][i]);
+                        }
+                    }
+                }
+                for (u32 r = 0; r < 2; r++)
+                    for (u32 i = 0; i < 4; i++) sums[r][b][i] = __fmaf_rn(both[r][i], scale[r][i / 2], sums[r][b][i]);
+            }
+        }
+        for (u32 r = 0; r < 2; r++) codes[r] += CHUNK, scales[r] += 16 * groups;
+        if (more) store_rows<BITS>(a, loaded, rows[(chunk + 1) % 2]);
+        __syncthreads();
+    }
+    // Halves of the warps of the same tiles, and halves of these.
+    float *joined = (float *)rows;
+    for (u32 half = split / 2; half > 0; half /= 2) {
+        float *at = joined + (((warp >> a.split) * half + (part & (half - 1))) * (8 * BLOCKS) * 32 + lane);
+        if (part >= half && part < 2 * half)
+#pragma unroll
+            for (u32 i = 0; i < 8 * BLOCKS; i++) at[32 * i] = sums[i / 4 / BLOCKS][i / 4 % BLOCKS][i % 4];
+        __syncthreads();
+        if (part < half)
+#pragma unroll
+            for (u32 i = 0; i < 8 * BLOCKS; i++) sums[i / 4 / BLOCKS][i / 4 % BLOCKS][i % 4] += at[32 * i];
+        __syncthreads();
+    }
+    if (part > 0) return;
+#pragma unroll
+    for (u32 b = 0; b < BLOCKS; b++)
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u32 token = 8 * b + 2 * t + i % 2, row = tile * 16 + i / 2 * 8 + g;
+            if (token >= count) continue;
+            if (a.epilogue == EPILOGUE_SWIGLU) {
+                if (tile < a.tiles) store_output(a, first + token, row - tile * 8, swiglu(sums[0][b][i], sums[1][b][i]));
+                continue;
+            }
+            for (u32 r = 0; r < 2; r++)
+                if (tile + r < a.tiles) store_output(a, first + token, row + 16 * r, sums[r][b][i]);
+        }
+}
+
+// Rows as core packs them, in tiles: a thread has a word of codes, or a scale.
+
+struct RetileArgs {
+    const u32 *codes; // (rows, units, BITS)
+    const u32 *scales; // (rows, scale_words)
+    u32 *tiles;
+    unsigned short *tile_scales;
+    u32 rows, units;
+    u32 scale_words;
+    u32 bits;
+    u32 shift;
+    u32 first, apart; // the first tile, and from one tile to the next
+    u32 unused;
+};
+
+template <class C> __device__ __forceinline__ u32 tile_word(const RetileArgs &a, u32 tile, u32 chunk, u32 at) {
+    const u32 PER = 8 / C::WORDS;
+    u32 i = at % 4, lane = at / 4 % 32, load = at / 128, row = tile * 16 + i % 2 * 8 + lane / 4, word = 0;
+    for (u32 f = 0; f < PER && row < a.rows; f++) {
+        u32 unit = chunk * 8 + load * PER + f;
+        if (unit >= a.units) break;
+        const u32 *from = a.codes + ((u64)row * a.units + unit) * C::WORDS;
+        word |= C::four(from, lane % 4 + i / 2 * 4, nullptr) << (C::WORDS * f);
+    }
+    return word;
+}
+
+extern "C" __global__ void retile(RetileArgs a) {
+    wait_for_launch();
+    let_next_launch();
+    u32 chunks = (a.units + 7) / 8, tile = blockIdx.x, groups = 8 >> a.shift;
+    u64 to = (u64)(a.first + tile * a.apart) * chunks;
+    for (u32 n = threadIdx.x; n < chunks * a.bits * 128; n += blockDim.x) {
+        u32 chunk = n / (a.bits * 128), at = n % (a.bits * 128), word = 0;
+        switch (a.bits) {
+        case 1: word = tile_word<Bits1>(a, tile, chunk, at); break;
+        case 2: word = tile_word<Bits2>(a, tile, chunk, at); break;
+        case 4: word = tile_word<Bits4>(a, tile, chunk, at); break;
+        case 8: word = tile_word<Bits8>(a, tile, chunk, at); break;
+        }
+        a.tiles[to * a.bits * 128 + n] = word;
+    }
+    for (u32 n = threadIdx.x; n < chunks * groups * 16; n += blockDim.x) {
+        u32 chunk = n / (groups * 16), row = tile * 16 + n / groups % 16, group = chunk * groups + n % groups;
+        bool has = row < a.rows && group << a.shift < a.units;
+        u32 both = has ? a.scales[(u64)row * a.scale_words + group / 2] : 0;
+        a.tile_scales[to * groups * 16 + n] = (unsigned short)(both >> (16 * (group % 2)));
+    }
+}
+
+#define TILES(BITS)                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(ONE_THREADS, 2) tiles_one_##BITS(TilesArgs a) {                       \
+        tiles_one<BITS, false>(a);                                                                                     \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(ONE_THREADS, 2) tiles_norm_##BITS(TilesArgs a) {                      \
+        tiles_one<BITS, true>(a);                                                                                      \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2) tiles_few_##BITS(TilesArgs a) {                      \
+        tiles_many<BITS, 8>(a);                                                                                        \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2) tiles_many_##BITS(TilesArgs a) {                     \
+        tiles_many<BITS, 32>(a);                                                                                       \
+    }
+
+TILES(1)
+TILES(2)
+TILES(4)
+TILES(8)

@@ -1,0 +1,220 @@
+//! Matrices in tiles, see `kernels/tiles.cu`.
+
+use crate::args::{MatrixArgs, RetileArgs};
+use crate::driver::{Driver, LaunchSize, Memory};
+use crate::error::Result;
+use shohin_core::model::Program;
+use shohin_core::model::program::{Op, TensorId};
+use shohin_core::quant::Matrix;
+use shohin_core::quant::packed::{Codes, PackedFormat, Scales};
+use std::sync::Arc;
+
+/// Outputs of a tile.
+pub(crate) const TILE: usize = 16;
+
+/// Units of 32 columns of a chunk.
+const CHUNK: usize = 8;
+
+/// `scale_kind` of a matrix in tiles.
+pub(crate) const IN_TILES: u32 = 3;
+
+/// Matrices whose products are one launch at most.
+pub(crate) const MOST: usize = 3;
+
+/// Bytes repacked before they are passed to the driver.
+pub(crate) const STAGING: usize = 4 << 20;
+
+/// Whether kernels for tiles compute with these weights: integers of 1, 2, 4 or 8 bits with a scale for each unit, or, of few
+/// bits, for a power of two of them.
+pub(crate) fn fits(packed: PackedFormat) -> bool {
+    use Codes::{Bits1, Bits2, Bits2Unsigned, Bits4, Bits4Unsigned, Bits8};
+    let group = match packed.codes {
+        Bits1 | Bits2 | Bits2Unsigned => [64, 128, 256].contains(&packed.group),
+        Bits4 | Bits4Unsigned | Bits8 => packed.group == 32,
+        _ => false,
+    };
+    group && packed.scales == Scales::F16 && !packed.minima
+}
+
+/// Chunks of a row.
+pub(crate) fn chunks(cols: usize) -> usize {
+    cols.div_ceil(32 * CHUNK)
+}
+
+/// Matrices with the same input that are stored together: one after the other, or with tiles that alternate.
+pub(crate) struct Together {
+    pub(crate) tensors: Vec<TensorId>,
+    pub(crate) alternate: bool,
+}
+
+/// Those of a program's matrices that are stored in tiles.
+pub(crate) fn together(program: &Program, layouts: &[Option<PackedFormat>]) -> Vec<Together> {
+    let mut found: Vec<Together> = Vec::new();
+    let mut add = |tensors: &[TensorId], alternate| {
+        found.push(Together { tensors: tensors.to_vec(), alternate });
+    };
+    let mut of_experts = Vec::new();
+    for op in &program.body {
+        match op {
+            Op::Linear { outputs, .. } => {
+                let ids: Vec<TensorId> = outputs.iter().map(|(weight, _)| *weight).collect();
+                let same = |a: &TensorId, b: &TensorId| {
+                    layouts[a.index()] == layouts[b.index()] && program.tensor(*a).rows.is_multiple_of(TILE)
+                };
+                ids.chunk_by(same).flat_map(|run| run.chunks(MOST)).for_each(|run| add(run, false));
+            }
+            Op::LinearAdd { weight, .. } => add(&[*weight], false),
+            Op::LinearSwiglu { gate, up, .. } => add(&[*gate, *up], true),
+            Op::Experts(e) => of_experts.extend([e.router, e.gate, e.up, e.down]),
+            Op::Embed { .. }
+            | Op::RmsNorm { .. }
+            | Op::RopeStore { .. }
+            | Op::Attention { .. }
+            | Op::Exchange(_)
+            | Op::Select { .. }
+            | Op::Merge { .. } => {}
+        }
+    }
+    if !program.head.is_empty() {
+        add(&[program.output], false);
+    }
+    // Only those of a single product.
+    let mut uses = vec![0; layouts.len()];
+    let all = found.iter().flat_map(|together| &together.tensors).chain(&of_experts).chain(&of_experts);
+    all.for_each(|id| uses[id.index()] += 1);
+    let tiled = |id: &TensorId| uses[id.index()] == 1 && layouts[id.index()].is_some_and(fits);
+    found.retain(|together| together.tensors.iter().all(tiled));
+    found
+}
+
+/// Codes and scales of matrices that are stored together.
+pub(crate) struct Storage<D: Driver>([Memory<D>; 2]);
+
+impl<D: Driver> Storage<D> {
+    /// Room for the tiles of `rows` rows of each matrix.
+    pub(crate) fn new(driver: &Arc<D>, packed: PackedFormat, rows: &[usize], cols: usize) -> Result<Self> {
+        let tiles: usize = rows.iter().map(|rows| rows.div_ceil(TILE)).sum();
+        let [codes, scales] = tile_bytes(packed, cols).map(|bytes| Memory::new(driver, bytes * tiles));
+        Ok(Storage([codes?, scales?]))
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.iter().map(|memory| memory.bytes() as u64).sum()
+    }
+
+    /// The arguments of a matrix that begins with tile `first` and has every `apart`th, from those of its packed rows.
+    pub(crate) fn args(
+        &self,
+        packed: PackedFormat,
+        args: MatrixArgs,
+        first: usize,
+        apart: usize,
+    ) -> MatrixArgs {
+        let [codes, scales] = tile_bytes(packed, 32 * args.units as usize);
+        let [at, scales_at] = self.0.each_ref().map(Memory::address);
+        MatrixArgs {
+            codes: at + (first * codes) as u64,
+            scales: scales_at + (first * scales) as u64,
+            scale_words: apart as u32,
+            scale_kind: IN_TILES,
+            ..args
+        }
+    }
+}
+
+/// Bytes of the codes and of the scales of a row of tiles.
+fn tile_bytes(packed: PackedFormat, cols: usize) -> [usize; 2] {
+    let chunks = chunks(cols);
+    [chunks * 512 * packed.codes.facts().bits, chunks * (32 * CHUNK / packed.group) * 2 * TILE]
+}
+
+/// Repacks the rows of a matrix, and puts them in tiles on the GPU. `args` are from [`Storage::args`], `packed_args` are those of
+/// packed rows.
+pub(crate) fn upload<D: Driver>(
+    driver: &Arc<D>,
+    packed: PackedFormat,
+    matrix: Matrix<'_>,
+    args: MatrixArgs,
+    packed_args: MatrixArgs,
+) -> Result<()> {
+    let (row_bytes, cols) = (matrix.row_bytes().max(1), 32 * args.units as usize);
+    let rows = (STAGING / row_bytes).next_multiple_of(TILE).max(TILE);
+    let words = [packed.code_words(cols), packed.scale_words(cols)];
+    let most = rows.min(matrix.data().len() / row_bytes);
+    let [codes, scales] = words.map(|words| Memory::new(driver, 4 * words * most));
+    let (codes, scales, kernel) = (codes?, scales?, driver.kernel("retile")?);
+    let (mut code_words, mut scale_words) = (Vec::new(), Vec::new());
+    for (part, data) in matrix.data().chunks(rows * row_bytes).enumerate() {
+        for row in data.chunks_exact(row_bytes) {
+            packed.repack(matrix.format(), row, &mut code_words, &mut scale_words);
+        }
+        driver.write(codes.address(), bytemuck::cast_slice(&code_words))?;
+        driver.write(scales.address(), bytemuck::cast_slice(&scale_words))?;
+        code_words.clear();
+        scale_words.clear();
+        let count = data.len() / row_bytes;
+        let retile = RetileArgs {
+            codes: codes.address(),
+            scales: scales.address(),
+            tiles: args.codes,
+            tile_scales: args.scales,
+            rows: count as u32,
+            units: args.units,
+            scale_words: packed_args.scale_words,
+            bits: packed.codes.facts().bits as u32,
+            shift: (packed.group / 32).trailing_zeros(),
+            first: (part * rows / TILE) as u32 * args.scale_words,
+            apart: args.scale_words,
+            unused: 0,
+        };
+        let size = LaunchSize { grid: [count.div_ceil(TILE) as u32, 1, 1], threads: 256, shared: 0 };
+        driver.launch(kernel, size, bytemuck::bytes_of(&retile))?;
+    }
+    Ok(())
+}
+
+/// Warps of a block of `tiles_one`, and blocks of a multiprocessor.
+pub(crate) const ONE_WARPS: usize = 16;
+const BLOCKS: usize = 2;
+
+/// How the blocks of `tiles_one` divide the chunks of tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    /// Warps that have the same tiles. Sums depend on it: it depends on the columns only, so that a rank of a split model, which has
+    /// fewer rows, has the bits of the whole one.
+    pub(crate) split: usize,
+    pub(crate) blocks: usize,
+}
+
+impl Share {
+    /// That of the tiles of a matrix with so many columns. Blocks of gated products have whole units of 32 outputs.
+    pub(crate) fn of(tiles: usize, cols: usize, gated: bool, processors: usize) -> Share {
+        let chunks = chunks(cols);
+        let most = if gated {
+            4
+        } else if chunks > 2 * 8 {
+            ONE_WARPS
+        } else {
+            8
+        };
+        let split = most.min(1 << chunks.max(1).ilog2());
+        Share { split, blocks: tiles.div_ceil(ONE_WARPS / split).clamp(1, BLOCKS * processors) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warps_share_tiles_by_their_columns() {
+        let of = |rows: usize, cols: usize, gated| Share::of(rows / TILE, cols, gated, 132);
+        assert_eq!(of(2048, 2048, false), Share { split: 8, blocks: 64 });
+        assert_eq!(of(2048, 6144, false), Share { split: 16, blocks: 128 });
+        assert_eq!(of(2 * 6144, 2048, true), Share { split: 4, blocks: 192 });
+        assert_eq!(of(151_936, 4096, false), Share { split: 8, blocks: 264 });
+        // No more warps than chunks.
+        assert_eq!(of(16, 96, false), Share { split: 1, blocks: 1 });
+        assert_eq!(of(32, 700, true), Share { split: 2, blocks: 1 });
+    }
+}
