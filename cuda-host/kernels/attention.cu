@@ -163,7 +163,7 @@ __device__ __forceinline__ void attend_warp(const AttentionArgs &a, const Cache 
 
 // Of the row's own position, which is not in the cache yet if ROPE says so, from `rope`.
 template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs &a, const RopeArgs *rope) {
-    // What a graph of single rows reads before the wait was written before the graph.
+    // Positions, caches and earlier keys and values of a single row were written before the launches that precede this one.
     if (!ROPE) wait_for_launch();
     __shared__ Found found;
     // The query, and the key and the value of its own position as the cache has them.
@@ -179,8 +179,9 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
     u32 begin = min(blockIdx.z * span, count), end = min(begin + span, count);
     if (ROPE) {
         u32 bytes = dim * (cache.mantissa ? 8 : cache.bits) / 8;
-        for (u32 i = begin + threadIdx.x; i < end; i += blockDim.x)
-            for (u32 b = 0; b < bytes; b += 128) {
+        // Once for the query heads that share them.
+        for (u32 i = begin + threadIdx.x; i < end && head % group == 0; i += blockDim.x)
+            for (u32 b = 0; b < bytes && sees(cache, query, i); b += 128) {
                 u64 at = ((u64)kv_head * cache.capacity + i) * bytes + b;
                 prefetch(cache.keys + at);
                 prefetch(cache.values + at);

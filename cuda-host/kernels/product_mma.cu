@@ -1,6 +1,7 @@
-// Products of many rows with integers, on tensor cores, of matrices that are not in tiles: a block has 16 outputs of up to 32 rows of the batch. Results have the
-// bits of `product`, where lane i of a warp adds up units i, i + 32, ... and warp_sum joins the lanes as a tree. Here warp i of
-// four has the units of lanes i, i + 4, ..., which are a subtree, and goes through it depth first.
+// Products of many rows with integers, on tensor cores, of matrices that are not in tiles: a block has 16 outputs of up to 32
+// rows of the batch. Results have the bits of `product`, where lane i of a warp adds up units i, i + 32, ... and warp_sum joins
+// the lanes as a tree. Here warp i of four has the units of lanes i, i + 4, ..., which are a subtree, and goes through it depth
+// first.
 //
 // mma.m8n8k16: A is (8 outputs, 16 columns), B (16 columns, 8 rows of the batch). Lane 4 g + q has columns 4 q to 4 q + 3 of
 // output g in A and of row g in B, and rows 2 q and 2 q + 1 of output g in the result.
@@ -150,7 +151,6 @@ template <class C> __device__ __forceinline__ void product_mma(const ProductArgs
 #define PRODUCT_MMA(NAME, CODES)                                                                                       \
     extern "C" __global__ void __launch_bounds__(32 * MMA_WARPS) NAME(ProductArgs a) { product_mma<CODES>(a); }
 
-PRODUCT_MMA(product_int8_0_mma, Bits1)
 PRODUCT_MMA(product_int8_1_mma, Bits2)
 PRODUCT_MMA(product_int8_2_mma, Bits4)
 PRODUCT_MMA(product_int8_3_mma, Bits6)

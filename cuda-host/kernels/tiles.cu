@@ -124,8 +124,8 @@ template <int BITS> __device__ __forceinline__ void copy_row(const TilesArgs &a,
     }
 }
 
-// Rounds x times the weights of the norm. That all of it is divided by its norm changes no integer: outputs are multiplied by
-// that. The sum of the squares of each warp's numbers goes to `squares`.
+// Rounds x times the weights of the norm. That all of it is divided by its norm changes an integer only if it lies between two:
+// outputs are divided by that. The sum of the squares of each warp's numbers goes to `squares`.
 template <int BITS>
 __device__ __forceinline__ void round_row(const TilesArgs &a, const float4 (&weights)[NORM_LOADS], const RowOfBlock &to,
                                           float *squares) {
@@ -175,8 +175,7 @@ __device__ __forceinline__ void store_output(const TilesArgs &a, u32 token, u32 
     *out = a.epilogue == EPILOGUE_ADD ? *out + y : y;
 }
 
-// Arguments are read from memory that takes long to answer the first time, a line of it at a time: of all lines now, which is
-// early.
+// Reads arguments of every line of memory that they are in. The first read of a line takes long, and this one is early.
 __device__ __forceinline__ void touch(const TilesArgs &a) {
 #ifndef CUDA_SHIM
     asm volatile("" ::"l"(a.codes), "l"(a.out[2]), "l"(a.rounded_meta), "r"(a.units), "f"(a.eps));
@@ -272,7 +271,7 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
         if (t == 0)
             for (u32 f = 0; f < 2; f++) parts[buffer][warp][8 * f + g] = sums[f];
         __syncthreads();
-        // Whole warps.
+        // Whole warps of gated products, which exchange what they round.
         if (threadIdx.x < step * 16 >> gated) {
             float scale = 1.0f;
             if constexpr (NORM) {
@@ -307,7 +306,8 @@ const u32 MANY_WARPS = 8, MANY_THREADS = 32 * MANY_WARPS;
 // Words of a row of the batch in shared memory, so that a warp reads from all banks.
 const u32 MANY_STRIDE = 64 + 8;
 
-// A chunk of the rows of the batch: words as in `RowOfBlock`, and of units the least bits of a sum, for zero, and the scale.
+// A chunk of the rows of the batch: words as in `RowOfBlock`, and for each unit the float that a sum of zero is, and the factor of
+// what exceeds it.
 template <u32 TOKENS> struct RowsOfBlock {
     u32 words[TOKENS * MANY_STRIDE];
     float2 units[8][TOKENS];
@@ -352,7 +352,7 @@ __device__ __forceinline__ void store_rows(const TilesArgs &a, const RowsLoaded<
 }
 
 template <int BITS, u32 TOKENS> __device__ __forceinline__ void tiles_many(const TilesArgs &a) {
-    __shared__ RowsOfBlock<TOKENS> rows[2];
+    __shared__ __align__(16) RowsOfBlock<TOKENS> rows[2];
     const u32 CHUNK = 32 * BITS, PER = 8 / BITS, SPAN = BITS <= 2 ? 2 : 1, BLOCKS = TOKENS / 8;
     const u32 MASK = BITS == 1 ? 0x01010101u : BITS == 2 ? 0x03030303u : BITS == 4 ? 0x0f0f0f0fu : 0xffffffffu;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -29,7 +29,7 @@ static const Entry ENTRIES[] = {
     PRODUCTS(product_f32_0), PRODUCTS(product_f32_1), PRODUCTS(product_f32_2),
     PRODUCTS(product_f32_3), PRODUCTS(product_f32_4), PRODUCTS(product_f32_5),
     PRODUCTS(product_f32_6), PRODUCTS(product_f32_7), PRODUCTS(product_f32_8),
-    ENTRY(product_int8_0_mma, ProductArgs), ENTRY(product_int8_1_mma, ProductArgs), ENTRY(product_int8_2_mma, ProductArgs),
+    ENTRY(product_int8_1_mma, ProductArgs), ENTRY(product_int8_2_mma, ProductArgs),
     ENTRY(product_int8_3_mma, ProductArgs), ENTRY(product_int8_4_mma, ProductArgs), ENTRY(product_int8_5_mma, ProductArgs),
     ENTRY(retile, RetileArgs),
     TILES_ENTRIES(1), TILES_ENTRIES(2), TILES_ENTRIES(4), TILES_ENTRIES(8),

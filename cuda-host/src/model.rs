@@ -26,7 +26,7 @@ pub(crate) enum Tensor<D: Driver> {
     Matrix {
         args: MatrixArgs,
         packed: PackedFormat,
-        _storage: Arc<Storage<D>>,
+        storage: Arc<Storage<D>>,
     },
     /// Not uploaded.
     Unused,
@@ -170,7 +170,7 @@ impl<D: Driver> CudaModel<D> {
                 let args = tiles.args(packed, in_rows, first, if alternate { ids.len() } else { 1 });
                 tiles::upload(&driver, packed, weights.matrix(*id)?, args, in_rows)?;
                 first += if alternate { 1 } else { rows.div_ceil(TILE) };
-                tensors[id.index()] = Some(Tensor::Matrix { args, packed, _storage: Arc::clone(&storage) });
+                tensors[id.index()] = Some(Tensor::Matrix { args, packed, storage: Arc::clone(&storage) });
             }
         }
         for (((id, spec), layout), tensor) in
@@ -205,7 +205,7 @@ impl<D: Driver> CudaModel<D> {
                     let args =
                         matrix_args(packed, spec.rows_each(), spec.cols, codes.address(), scales.address());
                     let storage = Storage::Rows { _codes: codes, _scales: scales };
-                    Tensor::Matrix { args, packed, _storage: Arc::new(storage) }
+                    Tensor::Matrix { args, packed, storage: Arc::new(storage) }
                 }
             });
         }
@@ -244,6 +244,14 @@ impl<D: Driver> CudaModel<D> {
         match &self.tensors[id.index()] {
             Tensor::Matrix { args, packed, .. } => Ok((*args, *packed)),
             Tensor::Vector(_) | Tensor::Unused => Err(self.misused(id)),
+        }
+    }
+
+    /// Whether two matrices are stored together.
+    pub(crate) fn together(&self, one: TensorId, other: TensorId) -> bool {
+        match [one, other].map(|id| &self.tensors[id.index()]) {
+            [Tensor::Matrix { storage: a, .. }, Tensor::Matrix { storage: b, .. }] => Arc::ptr_eq(a, b),
+            _ => false,
         }
     }
 

@@ -24,8 +24,8 @@ pub(crate) const MOST: usize = 3;
 /// Bytes repacked before they are passed to the driver.
 pub(crate) const STAGING: usize = 4 << 20;
 
-/// Whether kernels for tiles compute with these weights: integers of 1, 2, 4 or 8 bits with a scale for each unit, or, of few
-/// bits, for a power of two of them.
+/// Whether kernels for tiles compute with these weights: integers of 1 or 2 bits with a scale for 2, 4 or 8 units, or of 4 or 8
+/// bits with one for each unit.
 pub(crate) fn fits(packed: PackedFormat) -> bool {
     use Codes::{Bits1, Bits2, Bits2Unsigned, Bits4, Bits4Unsigned, Bits8};
     let group = match packed.codes {
@@ -78,7 +78,7 @@ pub(crate) fn together(program: &Program, layouts: &[Option<PackedFormat>]) -> V
     if !program.head.is_empty() {
         add(&[program.output], false);
     }
-    // Only those of a single product.
+    // Only those of a single product. Matrices of experts count twice, and are never in tiles.
     let mut uses = vec![0; layouts.len()];
     let all = found.iter().flat_map(|together| &together.tensors).chain(&of_experts).chain(&of_experts);
     all.for_each(|id| uses[id.index()] += 1);
@@ -180,8 +180,8 @@ const BLOCKS: usize = 2;
 /// How the blocks of `tiles_one` divide the chunks of tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// Warps that have the same tiles. Sums depend on it: it depends on the columns only, so that a rank of a split model, which has
-    /// fewer rows, has the bits of the whole one.
+    /// Warps that have the same tiles. Sums depend on it: it does not depend on the number of rows, so that a rank
+    /// of a split model, which has fewer, has the bits of the whole one.
     pub(crate) split: usize,
     pub(crate) blocks: usize,
 }

@@ -49,16 +49,14 @@ pub(super) struct Tiles<K> {
     /// For up to [`FEW_TOKENS`] rows, and for up to [`MMA_TOKENS`] in a block.
     pub(super) few: K,
     pub(super) many: K,
-    /// Of a code.
-    pub(super) bits: usize,
 }
 
 /// The products with one type of input.
 pub(super) struct Products<K> {
     /// By codes: for one row, for many.
     pub(super) each: Vec<[K; 2]>,
-    /// For more than `tokens` rows, on tensor cores, by codes. Floats have none.
-    pub(super) mma: Vec<K>,
+    /// For more than `tokens` rows, on tensor cores, by codes. Those of one bit, which are in tiles, and floats have none.
+    pub(super) mma: Vec<Option<K>>,
     /// For one row and codes that differ from matrix to matrix.
     pub(super) mixed: K,
     /// Rows of the batch at once, if there are many.
@@ -73,7 +71,10 @@ impl<K> Kernels<K> {
                 Ok([driver.kernel(&name)?, driver.kernel(&format!("{name}_many"))?])
             };
             let mixed = driver.kernel(&format!("product_{input}_mixed"))?;
-            let mma = (0..mma_kinds).map(|kind| driver.kernel(&format!("product_{input}_{kind}_mma")));
+            let mma = (0..mma_kinds).map(|kind| match kind {
+                0 => Ok(None),
+                _ => driver.kernel(&format!("product_{input}_{kind}_mma")).map(Some),
+            });
             let mma = mma.collect::<Result<Vec<_>>>()?;
             Ok(Products { each: (0..kinds).map(one).collect::<Result<Vec<_>>>()?, mma, mixed, tokens })
         };
@@ -85,7 +86,6 @@ impl<K> Kernels<K> {
                 norm: kernel("norm")?,
                 few: kernel("few")?,
                 many: kernel("many")?,
-                bits,
             }))
         };
         let tiles = [Some(1), Some(2), Some(4), None, Some(8)].into_iter().map(tiles);

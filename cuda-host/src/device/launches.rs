@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// Bytes of a block's memory that a normalized row may take: more than half of what every GPU has.
 const MAX_SHARED: usize = 40 << 10;
 
-/// Likewise, for each chunk of products of matrices in tiles, and the most columns of a row that they normalize.
+/// Bytes that a chunk of a row takes there, for products of matrices in tiles, and the most columns of a row that they normalize.
 const TILE_SHARED: usize = 320;
 const TILE_NORM_COLS: usize = 8192;
 
@@ -240,7 +240,9 @@ impl<D: Driver> CudaDevice<D> {
     ) -> Result<Option<Products<'p>>> {
         let program = self.model.program();
         let [Op::RmsNorm { x, weight, eps, .. }] = program.head[..] else { return Ok(None) };
-        if !self.normalizes([program.output])? {
+        // The blocks of others are too many.
+        let tiled = self.model.matrix(program.output)?.0.is_tiled();
+        if !tiled || self.input(program.output)? != Activations::Int8 || !self.normalizes([program.output])? {
             return Ok(None);
         }
         let norm = Some(Norm { weight: self.model.vector(weight)?, eps });
@@ -251,10 +253,12 @@ impl<D: Driver> CudaDevice<D> {
     fn tiles(&self, products: Products<'_>, outputs: &[(TensorId, BufferId)]) -> Result<usize> {
         let Products { x, row, norm, out, epilogue, rows, .. } = products;
         let gated = epilogue == Epilogue::Swiglu;
-        let (first, to) = outputs[0];
-        let first = self.model.matrix(first)?.0;
+        let (first_id, to) = outputs[0];
+        let first = self.model.matrix(first_id)?.0;
         let Some(kernels) = self.kernels.tiles.get(first.kind as usize).copied().flatten() else {
-            return Ok(0);
+            return Err(
+                CoreError::Device { problem: "CUDA has no kernels for codes that are in tiles" }.into()
+            );
         };
         let chunks = tiles::chunks(32 * first.units as usize);
         let [words, meta] = self.integers(x);
@@ -276,8 +280,7 @@ impl<D: Driver> CudaDevice<D> {
         let (mut count, mut tiles, mut end) = (0, 0, 0);
         for (id, to) in outputs.iter().take(if gated { 1 } else { MOST }) {
             let matrix = self.model.matrix(*id)?.0;
-            let at = first.codes + (tiles * chunks * kernels.bits * 512) as u64;
-            if count > 0 && (!matrix.is_tiled() || matrix.codes != at) {
+            if !self.model.together(first_id, *id) {
                 break;
             }
             end += matrix.rows;
@@ -291,7 +294,7 @@ impl<D: Driver> CudaDevice<D> {
         }
         args.tiles = tiles as u32;
         let processors = self.driver().multiprocessors();
-        let (kernel, size) = if rows == 1 {
+        let (kernel, size) = if rows == 1 && chunks * TILE_SHARED <= MAX_SHARED {
             let share = Share::of(tiles, 32 * first.units as usize, gated, processors);
             args.split = share.split.trailing_zeros();
             let kernel = match norm {
@@ -347,7 +350,7 @@ impl<D: Driver> CudaDevice<D> {
             };
             // With fewer rows, the kernel without tensor cores reads the weights once as well.
             let mma = match kernels.mma.get(matrix.kind as usize) {
-                Some(kernel) if rows > kernels.tokens && experts.is_none() => Some(*kernel),
+                Some(kernel) if rows > kernels.tokens && experts.is_none() => *kernel,
                 _ => None,
             };
             let (block_outputs, block_rows) = match mma {
@@ -368,8 +371,8 @@ impl<D: Driver> CudaDevice<D> {
             for (id, to) in rest {
                 let (other, _) = self.model.matrix(*id)?;
                 let differs = other.kind != matrix.kind;
-                if self.input(*id)? != input || (differs && rows > 1) || other.is_tiled() != matrix.is_tiled()
-                {
+                let stored_apart = input == Activations::Int8 && other.is_tiled() != matrix.is_tiled();
+                if self.input(*id)? != input || (differs && rows > 1) || stored_apart {
                     break;
                 }
                 mixed |= differs;
