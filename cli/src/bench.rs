@@ -86,6 +86,11 @@ impl Row {
         self.median() * self.bytes
     }
 
+    /// Whether even one thread would have used more of the time.
+    fn has_waited(&self) -> bool {
+        median(&self.cpu) < 0.7 * median(&self.seconds)
+    }
+
     fn is_decode(&self) -> bool {
         self.what == "decode"
     }
@@ -241,6 +246,12 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
     }
     terminal::table(&mut out, &lines, &[false, true, true, true, true, true, true, true])?;
     writeln!(out)?;
+    if model.gpu().is_none() && rows.iter().any(Row::has_waited) {
+        writeln!(
+            out,
+            "Other programs took the processors for some of the time: compare CPU ms, not tok/s.\n"
+        )?;
+    }
     let bound =
         bound.map(|b| vec!["memory bandwidth, same threads".into(), format!("{} GB/s", short(b / 1e9))]);
     let mut memory = Vec::from_iter(bound);
@@ -276,4 +287,16 @@ fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn less_processor_time_than_a_thread_has_means_waiting() {
+        let row =
+            |cpu: f64| Row { what: "decode", tokens: 4, seconds: vec![1.0], cpu: vec![cpu], bytes: 0.0 };
+        assert_eq!([0.5, 0.9, 1.8].map(|cpu| row(cpu).has_waited()), [true, false, false]);
+    }
 }

@@ -82,5 +82,14 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result {
     let rows: Vec<_> = [head].into_iter().chain(rows).collect();
     terminal::table(&mut out, &rows, &[false, true, false, false, true, true])?;
     writeln!(out, "\n  {}: {} tensors, {}", args.out.display(), done.tensors.len(), bytes(done.bytes))?;
+    let before = std::fs::metadata(&args.file).ok().filter(std::fs::Metadata::is_file).map(|file| file.len());
+    if let Some(before) = before.filter(|before| *before < done.bytes) {
+        writeln!(
+            out,
+            "  Larger than {}, {}: its weights have fewer bits.",
+            args.file.display(),
+            bytes(before)
+        )?;
+    }
     Ok(())
 }

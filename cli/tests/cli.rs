@@ -515,6 +515,10 @@ fn a_quantized_model_still_knows_its_world() {
         row.contains("128 x 256") && row.contains("PQ2_0") && row.contains("Q6_K") && row.ends_with('%'),
         "{row}"
     );
+    assert!(
+        table.contains("\n  Larger than ") && table.ends_with("its weights have fewer bits.\n"),
+        "{table}"
+    );
     let ask = ["run", "What does a cow say?", "--preset", "greedy"];
     assert_eq!(ok(&with(&ask, &["-m", &out])), ok(&ask));
     let report = json(&with(&quantize, &["--json"]));
