@@ -90,6 +90,13 @@ __device__ __forceinline__ void assume_global(const void *p) {
 #endif
 }
 
+// Sums of integers start at the bits of 3 * 2^22 and are then floats above it: a conversion takes four times as long as an
+// addition, or longer. Exact, as those of a unit are less than 2^21.
+const int SUM_START = 0x4b400000;
+const float SUM_ZERO = 12582912.0f;
+
+__device__ __forceinline__ float sum_value(int sum) { return __uint_as_float((u32)sum) - SUM_ZERO; }
+
 // Memory of a block whose size the launch says.
 #ifndef CUDA_SHIM
 #define DYNAMIC_SHARED(NAME) extern __shared__ uint4 NAME[]
@@ -192,13 +199,17 @@ __device__ __forceinline__ u64 tile_chunk(const Matrix &m, u64 row, u32 u) {
     return row / 16 * m.scale_words * ((m.units + 7) / 8) + u / 8;
 }
 
+// A code of each byte.
+template <int BITS> __device__ __forceinline__ u32 code_mask() {
+    return BITS == 1 ? 0x01010101u : BITS == 2 ? 0x03030303u : BITS == 4 ? 0x0f0f0f0fu : 0xffffffffu;
+}
+
 // Weights 4 s to 4 s + 3 of unit u of a row in tiles.
 template <int BITS> __device__ __forceinline__ u32 tile_four(const Matrix &m, u64 row, u32 u, u32 s) {
     const u32 PER = 8 / BITS;
     u64 load = tile_chunk(m, row, u) * BITS + u % 8 / PER;
     u32 word = m.codes[(load * 32 + row % 8 * 4 + s % 4) * 4 + s / 4 * 2 + row % 16 / 8];
-    u32 mask = BITS == 1 ? 0x01010101u : BITS == 2 ? 0x03030303u : BITS == 4 ? 0x0f0f0f0fu : 0xffffffffu;
-    return word >> (BITS * (u % PER)) & mask;
+    return word >> (BITS * (u % PER)) & code_mask<BITS>();
 }
 
 // The scale and the minimum of a group of a row.

@@ -20,12 +20,6 @@ __device__ __forceinline__ u32 integers(const Matrix &m, u32 codes) {
     return ((codes * (u32)m.factor | 0x80808080u) - (u32)m.offset * 0x01010101u) ^ 0x80808080u;
 }
 
-// Sums start at the bits of 3 * 2^22, so that they are floats above it: the conversion of integers has a quarter of the
-// throughput of additions or less. Exact, as sums of a unit are less than 2^20.
-const int MMA_START = 0x4b400000;
-
-__device__ __forceinline__ float mma_sum(int sum) { return __uint_as_float((u32)sum) - 12582912.0f; }
-
 // What a lane reads: its outputs and rows of the batch. Those that are missing have the numbers of the last one.
 struct MmaLane {
     const u32 *words;
@@ -58,14 +52,14 @@ __device__ __forceinline__ void add_mma_unit(const MmaLane &in, const Matrix &m,
         u32 low = x[0], high = x[4];
         Meta meta[2] = {in.meta[in.meta_at[t][0] + u], in.meta[in.meta_at[t][1] + u]};
         for (u32 f = 0; f < MMA_OUTPUTS / 8; f++) {
-            int n[2] = {MMA_START, MMA_START}, k[2] = {MMA_START, MMA_START};
+            int n[2] = {SUM_START, SUM_START}, k[2] = {SUM_START, SUM_START};
             mma_s8(n, weights[f][0], low);
             if (splits) mma_s8(k, weights[f][1], high);
             else mma_s8(n, weights[f][1], high);
             for (u32 i = 0; i < 2; i++) {
                 float *sum = &sums[(f * MMA_TOKENS / 8 + t) * 2 + i];
                 float part =
-                    splits ? halves(scales[f], mma_sum(n[i]), mma_sum(k[i])) : mma_sum(n[i]) * scales[f].low.x;
+                    splits ? halves(scales[f], sum_value(n[i]), sum_value(k[i])) : sum_value(n[i]) * scales[f].low.x;
                 *sum = add_unit(m, scales[f], part, meta[i], *sum);
             }
         }

@@ -38,12 +38,6 @@ const u32 ONE_WARPS = 16, ONE_THREADS = 32 * ONE_WARPS;
 // Loads of a thread that normalizes x, each of four numbers: up to 8192 columns.
 const u32 NORM_LOADS = 4;
 
-// Sums start here, the bits of 3 * 2^22, and are then floats above it: conversions of integers are slow. Exact, as sums are less
-// than 2^21.
-const int SUM_START = 0x4b400000;
-
-__device__ __forceinline__ float sum_value(int sum) { return __uint_as_float((u32)sum) - 12582912.0f; }
-
 // A part of a chunk that a warp loads before it needs it: at most two loads of a lane.
 template <int BITS> struct Piece {
     static const int LOADS = BITS == 1 ? 1 : 2, UNITS = 8 * LOADS / BITS;
@@ -68,12 +62,11 @@ template <int BITS> __device__ __forceinline__ void load_piece(const uint4 *code
 template <int BITS>
 __device__ __forceinline__ void add_piece(const Piece<BITS> &piece, int from, u32 low, u32 high, int (&sums)[4]) {
     const int PER = 8 / BITS;
-    const u32 MASK = BITS == 1 ? 0x01010101u : BITS == 2 ? 0x03030303u : BITS == 4 ? 0x0f0f0f0fu : 0xffffffffu;
     int g = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int j = 0; j < Piece<BITS>::UNITS; j++) {
         uint4 q = piece.codes[j / PER];
-        u32 mask = MASK << (BITS * (j % PER));
+        u32 mask = code_mask<BITS>() << (BITS * (j % PER));
         u32 a[4] = {q.x & mask, q.y & mask, q.z & mask, q.w & mask};
         mma_16x8x32<BITS == 8>(sums, sums, a, g == from + j ? low : 0, g == from + j ? high : 0);
     }
@@ -348,13 +341,12 @@ __device__ __forceinline__ void store_rows(const TilesArgs &a, const RowsLoaded<
     float by = (float)(1 << (BITS == 1 ? max(unit, 1u) : BITS * (unit % PER)));
     float offset = BITS == 8 ? 0.0f : by * (float)a.offset / (float)a.factor;
     to.units[unit][threadIdx.x / 8] =
-        float2{12582912.0f + offset * (float)(from.meta.sums[0] + from.meta.sums[1]), from.meta.scale * (float)a.factor / by};
+        float2{SUM_ZERO + offset * (float)(from.meta.sums[0] + from.meta.sums[1]), from.meta.scale * (float)a.factor / by};
 }
 
 template <int BITS, u32 TOKENS> __device__ __forceinline__ void tiles_many(const TilesArgs &a) {
     __shared__ __align__(16) RowsOfBlock<TOKENS> rows[2];
     const u32 CHUNK = 32 * BITS, PER = 8 / BITS, SPAN = BITS <= 2 ? 2 : 1, BLOCKS = TOKENS / 8;
-    const u32 MASK = BITS == 1 ? 0x01010101u : BITS == 2 ? 0x03030303u : BITS == 4 ? 0x0f0f0f0fu : 0xffffffffu;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     u32 split = 1 << a.split, part = warp & (split - 1), units = 8 >> a.split, begin = part * units, end = begin + units;
     u32 first = blockIdx.y * TOKENS, count = min(a.tokens - first, TOKENS);
@@ -400,7 +392,7 @@ template <int BITS, u32 TOKENS> __device__ __forceinline__ void tiles_many(const
                 const unsigned short *at = scales[r] + (unit >> a.shift);
                 scale[r][0] = half_value(__ldg(at)), scale[r][1] = half_value(__ldg(at + 8 * groups));
                 for (u32 v = 0; v < SPAN; v++) {
-                    u32 mask = MASK << (BITS * ((unit + v) % PER)), *to = codes_of[v][r];
+                    u32 mask = code_mask<BITS>() << (BITS * ((unit + v) % PER)), *to = codes_of[v][r];
                     to[0] = now[r].x & mask, to[1] = now[r].y & mask, to[2] = now[r].z & mask, to[3] = now[r].w & mask;
                     if (BITS == 1 && v == 0 && unit == 0)
                         for (u32 i = 0; i < 4; i++) to[i] *= 2;
