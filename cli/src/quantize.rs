@@ -86,7 +86,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result {
     if let Some(before) = before.filter(|before| *before < done.bytes) {
         writeln!(
             out,
-            "  Larger than {}, {}: its weights have fewer bits.",
+            "  Larger than {}, {}, whose weights have fewer bits.",
             args.file.display(),
             bytes(before)
         )?;

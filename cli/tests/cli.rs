@@ -516,7 +516,7 @@ fn a_quantized_model_still_knows_its_world() {
         "{row}"
     );
     assert!(
-        table.contains("\n  Larger than ") && table.ends_with("its weights have fewer bits.\n"),
+        table.contains("\n  Larger than ") && table.ends_with("whose weights have fewer bits.\n"),
         "{table}"
     );
     let ask = ["run", "What does a cow say?", "--preset", "greedy"];
