@@ -30,7 +30,6 @@ __device__ __forceinline__ u64 block_best(u64 x) {
 }
 
 extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax(ArgmaxArgs a) {
-    __shared__ bool is_last;
     wait_for_launch();
     let_next_launch();
     u32 row = blockIdx.y, each = (a.vocab + gridDim.x - 1) / gridDim.x, end = min(a.vocab, (blockIdx.x + 1) * each);
@@ -54,14 +53,9 @@ extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax(ArgmaxArgs a
     u32 order = bits >> 31 ? ~bits : bits | 0x80000000u;
     u64 best = block_best(top > lowest ? (u64)order << 32 | (u32)~token : 0);
     u64 *found = a.found + row * gridDim.x;
-    if (threadIdx.x == 0) {
-        found[blockIdx.x] = best;
-        __threadfence();
-        is_last = atomicInc(a.ended + row, gridDim.x - 1) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
+    if (threadIdx.x == 0) found[blockIdx.x] = best;
+    // The whole block.
+    if (!ends_last(a.ended + row, gridDim.x)) return;
     best = block_best(threadIdx.x < gridDim.x ? __ldcg(found + threadIdx.x) : 0);
     if (threadIdx.x == 0) a.best[row] = best;
 }

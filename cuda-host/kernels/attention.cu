@@ -267,14 +267,7 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
         part[dim] = highest;
         part[dim + 1] = total;
     }
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicInc(a.ended + at, parts - 1) == parts - 1;
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    join_parts(a, at, parts);
+    if (ends_last(a.ended + at, parts)) join_parts(a, at, parts);
 }
 
 // Four blocks at a time on each multiprocessor.

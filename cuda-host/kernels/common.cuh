@@ -112,6 +112,18 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+// Whether a block is the last of `blocks` that ends, and sees what the others wrote. `ended` is 0 before and after. By all of the
+// block.
+__device__ __forceinline__ bool ends_last(u32 *ended, u32 blocks) {
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicInc(ended, blocks - 1) == blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return is_last;
+}
+
 // The sum over the first four warps of a block, for all of it.
 __device__ __forceinline__ float block_sum(float x) {
     __shared__ float part[4];

@@ -1,5 +1,5 @@
 // Packed matrices times integers or floats: a warp has one output at a time, for up to TOKENS rows of the batch at once, or
-// two outputs for a single row. Up to four matrices with the same input are one launch. Sums of integers are exact within a group.
+// gate and up for a single row. Up to four matrices with the same input are one launch. Sums of integers are exact within a group.
 //
 // A single row is small: each block can normalize and round all of it for itself, in shared memory, which saves launches.
 
@@ -245,40 +245,23 @@ template <bool INT8, int TOKENS> struct Dot<Mixed, INT8, TOKENS> {
     }
 };
 
-// Whether warps compute two rows at once: those of a gated product with the same number, or of neighbouring passes.
-__device__ __forceinline__ bool in_pairs(const ProductArgs &a, u32 which) {
-    if (a.epilogue == EPILOGUE_EXPERTS || !is_simple(a.m[which])) return false;
-    return a.epilogue == EPILOGUE_SWIGLU ? is_simple(a.m[which + 1]) : a.passes % 2 == 0;
-}
-
-// The outputs of a warp, from row `first` of the matrix on and `warps` apart, for a single row of the input.
+// The outputs of a warp of a gated product, from row `first` of the matrices on and `warps` apart, for a single row of the input:
+// both matrices at once, which are simple.
 template <class C>
-__device__ __forceinline__ void product_pairs(const ProductArgs &a, const Input &in, u32 which, u64 expert_row, u32 first,
-                                              u32 warps, u32 from, u32 to, float *results) {
-    const Matrix &m = a.m[which];
-    bool gated = a.epilogue == EPILOGUE_SWIGLU;
-    for (u32 pass = 0; pass < a.passes; pass += gated ? 1 : 2) {
-        u32 row = first + pass * warps, next = gated ? row : min(row + warps, m.rows - 1);
-        bool has_next = row + warps < m.rows;
+__device__ __forceinline__ void gated_pairs(const ProductArgs &a, const Input &in, u64 expert_row, u32 first, u32 warps, u32 from,
+                                            u32 to, float *results) {
+    u32 rows = a.m[0].rows;
+    for (u32 pass = 0; pass < a.passes; pass++) {
+        u32 row = first + pass * warps;
         // The whole warp.
-        if (row >= m.rows) break;
-        SimpleRow rows[2] = {simple_row(m, expert_row + row, C::WORDS),
-                             simple_row(gated ? a.m[which + 1] : m, expert_row + next, C::WORDS)};
+        if (row >= rows) break;
+        SimpleRow both[2] = {simple_row(a.m[0], expert_row + row, C::WORDS), simple_row(a.m[1], expert_row + row, C::WORDS)};
         float sums[2][1];
-        dot_simple<C, 2, 1>(in, rows, m.units, &from, sums);
+        dot_simple<C, 2, 1>(in, both, a.m[0].units, &from, sums);
         if (threadIdx.x % 32 != 0) continue;
-        float *out = a.out[which] + (u64)to * m.rows;
-        if (gated) {
-            float y = swiglu(sums[0][0], sums[1][0]);
-            out[row] = y;
-            if (a.rounded) results[pass * warps + threadIdx.x / 32] = y;
-        } else if (a.epilogue == EPILOGUE_ADD) {
-            out[row] += sums[0][0];
-            if (has_next) out[next] += sums[1][0];
-        } else {
-            out[row] = sums[0][0];
-            if (has_next) out[next] = sums[1][0];
-        }
+        float y = swiglu(sums[0][0], sums[1][0]);
+        a.out[0][(u64)to * rows + row] = y;
+        if (a.rounded) results[pass * warps + threadIdx.x / 32] = y;
     }
 }
 
@@ -306,8 +289,8 @@ __device__ __forceinline__ void product_of(const ProductArgs &a, const Input &in
     }
     bool pairs = false;
     if constexpr (INT8 && TOKENS == 1 && C::SIMPLE) {
-        pairs = in_pairs(a, which);
-        if (pairs) product_pairs<C>(a, in, which, expert_row, block * rows + warp, warps, from[0], to[0], results);
+        pairs = a.epilogue == EPILOGUE_SWIGLU && is_simple(a.m[0]) && is_simple(a.m[1]);
+        if (pairs) gated_pairs<C>(a, in, expert_row, block * rows + warp, warps, from[0], to[0], results);
     }
     for (u32 pass = 0; pass < a.passes && !pairs; pass++) {
         u32 in_block = pass * warps + warp, row = block * rows + in_block;

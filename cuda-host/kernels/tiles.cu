@@ -117,8 +117,8 @@ template <int BITS> __device__ __forceinline__ void copy_row(const TilesArgs &a,
     }
 }
 
-// Rounds x times the weights of the norm. That all of it is divided by its norm changes an integer only if it lies between two:
-// outputs are divided by that. The sum of the squares of each warp's numbers goes to `squares`.
+// Rounds x times the weights of the norm. That all of it is divided by its norm changes an integer only where a number lies halfway
+// between two: outputs are divided by that. The sum of the squares of each warp's numbers goes to `squares`.
 template <int BITS>
 __device__ __forceinline__ void round_row(const TilesArgs &a, const float4 (&weights)[NORM_LOADS], const RowOfBlock &to,
                                           float *squares) {

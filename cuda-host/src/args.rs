@@ -26,11 +26,6 @@ impl MatrixArgs {
     pub(crate) fn is_tiled(&self) -> bool {
         self.scale_kind == IN_TILES
     }
-
-    /// Whether warps compute two rows at once: `is_simple` of `common.cuh`, with codes that are `SIMPLE` in `codes.cuh`.
-    pub(crate) fn has_pairs(&self) -> bool {
-        self.scale_kind == 0 && self.parts == 1 && self.group >= 32 && matches!(self.kind, 0 | 1 | 2 | 4)
-    }
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -3,13 +3,16 @@
 use crate::args::MatrixArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
-use crate::tiles::{self, STAGING, TILE, Together};
+use crate::tiles::{self, TILE, Together};
 use shohin_core::model::program::{Experts, Op, TensorId, TensorRole};
 use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi, depths};
 use shohin_core::quant::packed::{Codes, PackedFormat, Scales};
 use shohin_core::quant::{self, Matrix};
 use shohin_core::{BonsaiModel, Error as CoreError, Gguf, Name};
 use std::sync::Arc;
+
+/// Bytes repacked before they are passed to the driver.
+const STAGING: usize = 4 << 20;
 
 /// Where the codes and scales of matrices are.
 pub(crate) enum Storage<D: Driver> {
@@ -263,22 +266,41 @@ impl<D: Driver> CudaModel<D> {
     }
 }
 
-/// Repacks the rows of a tensor and writes their codes and scales.
-fn upload<D: Driver>(driver: &D, packed: PackedFormat, matrix: Matrix<'_>, to: [u64; 2]) -> Result<()> {
-    let row_bytes = matrix.row_bytes().max(1);
+/// Passes the codes and scales of all rows of a matrix to `write`, of some [`STAGING`] bytes and a multiple of `step` rows at a time.
+pub(crate) fn repack(
+    packed: PackedFormat,
+    matrix: Matrix<'_>,
+    step: usize,
+    mut write: impl FnMut(&[u32], &[u32]) -> Result<()>,
+) -> Result<()> {
+    let (row_bytes, rows) = (matrix.row_bytes().max(1), staged_rows(matrix, step));
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
-    let mut at = to;
-    for part in matrix.data().chunks((STAGING / row_bytes).max(1) * row_bytes) {
+    for part in matrix.data().chunks(rows * row_bytes) {
         for row in part.chunks_exact(row_bytes) {
             packed.repack(matrix.format(), row, &mut codes, &mut scales);
         }
-        for (words, at) in [&mut codes, &mut scales].into_iter().zip(&mut at) {
+        write(&codes, &scales)?;
+        codes.clear();
+        scales.clear();
+    }
+    Ok(())
+}
+
+/// The most rows that [`repack`] passes at once.
+pub(crate) fn staged_rows(matrix: Matrix<'_>, step: usize) -> usize {
+    (STAGING / matrix.row_bytes().max(1)).max(1).next_multiple_of(step)
+}
+
+/// Writes the codes and scales of a matrix.
+fn upload<D: Driver>(driver: &D, packed: PackedFormat, matrix: Matrix<'_>, to: [u64; 2]) -> Result<()> {
+    let mut at = to;
+    repack(packed, matrix, 1, |codes, scales| {
+        for (words, at) in [codes, scales].into_iter().zip(&mut at) {
             if !words.is_empty() {
                 driver.write(*at, bytemuck::cast_slice(words))?;
                 *at += 4 * words.len() as u64;
             }
-            words.clear();
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }

@@ -3,6 +3,7 @@
 use crate::args::{MatrixArgs, RetileArgs};
 use crate::driver::{Driver, LaunchSize, Memory};
 use crate::error::Result;
+use crate::model::{repack, staged_rows};
 use shohin_core::model::Program;
 use shohin_core::model::program::{Op, TensorId};
 use shohin_core::quant::Matrix;
@@ -20,9 +21,6 @@ pub(crate) const IN_TILES: u32 = 3;
 
 /// Matrices whose products are one launch at most.
 pub(crate) const MOST: usize = 3;
-
-/// Bytes repacked before they are passed to the driver.
-pub(crate) const STAGING: usize = 4 << 20;
 
 /// Whether kernels for tiles compute with these weights: integers of 1 or 2 bits with a scale for 2, 4 or 8 units, or of 4 or 8
 /// bits with one for each unit.
@@ -137,22 +135,16 @@ pub(crate) fn upload<D: Driver>(
     args: MatrixArgs,
     packed_args: MatrixArgs,
 ) -> Result<()> {
-    let (row_bytes, cols) = (matrix.row_bytes().max(1), 32 * args.units as usize);
-    let rows = (STAGING / row_bytes).next_multiple_of(TILE).max(TILE);
+    let cols = 32 * args.units as usize;
     let words = [packed.code_words(cols), packed.scale_words(cols)];
-    let most = rows.min(matrix.data().len() / row_bytes);
+    let most = staged_rows(matrix, TILE).min(args.rows as usize);
     let [codes, scales] = words.map(|words| Memory::new(driver, 4 * words * most));
     let (codes, scales, kernel) = (codes?, scales?, driver.kernel("retile")?);
-    let (mut code_words, mut scale_words) = (Vec::new(), Vec::new());
-    for (part, data) in matrix.data().chunks(rows * row_bytes).enumerate() {
-        for row in data.chunks_exact(row_bytes) {
-            packed.repack(matrix.format(), row, &mut code_words, &mut scale_words);
-        }
-        driver.write(codes.address(), bytemuck::cast_slice(&code_words))?;
-        driver.write(scales.address(), bytemuck::cast_slice(&scale_words))?;
-        code_words.clear();
-        scale_words.clear();
-        let count = data.len() / row_bytes;
+    let mut done = 0;
+    repack(packed, matrix, TILE, |code_words, scale_words| {
+        driver.write(codes.address(), bytemuck::cast_slice(code_words))?;
+        driver.write(scales.address(), bytemuck::cast_slice(scale_words))?;
+        let count = code_words.len() / words[0];
         let retile = RetileArgs {
             codes: codes.address(),
             scales: scales.address(),
@@ -163,14 +155,14 @@ pub(crate) fn upload<D: Driver>(
             scale_words: packed_args.scale_words,
             bits: packed.codes.facts().bits as u32,
             shift: (packed.group / 32).trailing_zeros(),
-            first: (part * rows / TILE) as u32 * args.scale_words,
+            first: (done / TILE) as u32 * args.scale_words,
             apart: args.scale_words,
             unused: 0,
         };
+        done += count;
         let size = LaunchSize { grid: [count.div_ceil(TILE) as u32, 1, 1], threads: 256, shared: 0 };
-        driver.launch(kernel, size, bytemuck::bytes_of(&retile))?;
-    }
-    Ok(())
+        driver.launch(kernel, size, bytemuck::bytes_of(&retile))
+    })
 }
 
 /// Warps of a block of `tiles_one`, and blocks of a multiprocessor.

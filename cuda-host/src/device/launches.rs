@@ -340,13 +340,10 @@ impl<D: Driver> CudaDevice<D> {
                 Activations::F32 => &self.kernels.f32,
             };
             // A single row that is normalized takes larger blocks, as all of them do that again. Those of gated products
-            // have whole units of 32 outputs, which they round. Warps of others have two outputs if they read the input once
-            // for both.
-            let stored = matches!(epilogue, Epilogue::Store | Epilogue::Add);
-            let in_pairs = rows == 1 && stored && input == Activations::Int8 && matrix.has_pairs();
+            // have whole units of 32 outputs, which they round.
             let (warps, passes) = match norm {
                 Some(_) => (8, if gated { 4 } else { 2 }),
-                None => (4, if in_pairs { 2 } else { 1 }),
+                None => (4, 1),
             };
             // With fewer rows, the kernel without tensor cores reads the weights once as well.
             let mma = match kernels.mma.get(matrix.kind as usize) {
