@@ -62,6 +62,13 @@ __device__ __forceinline__ void mma_16x8x32(int (&sums)[4], const int (&start)[4
 #endif
 }
 
+// Of a normal number, within 1 ulp.
+__device__ __forceinline__ float approximate_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Kernels for GPUs that can begin a launch before the one before has ended: nothing that it wrote is read, and nothing is
 // written, before this wait.
 __device__ __forceinline__ void wait_for_launch() {
@@ -112,6 +119,26 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+// The largest magnitude of a warp; that of NaN is 0.
+__device__ __forceinline__ float warp_top(float x) {
+    u32 bits = x != x ? 0 : __float_as_uint(fabsf(x));
+#if __CUDA_ARCH__ >= 800
+    // Bits of magnitudes are in their order.
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, bits));
+#else
+    return warp_max(__uint_as_float(bits));
+#endif
+}
+
+__device__ __forceinline__ int warp_total(int x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(0xffffffffu, x);
+#else
+    for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(0xffffffffu, x, o);
+    return x;
+#endif
+}
+
 // Whether a block is the last of `blocks` that ends, and sees what the others wrote. `ended` is 0 before and after. By all of the
 // block.
 __device__ __forceinline__ bool ends_last(u32 *ended, u32 blocks) {
@@ -135,13 +162,23 @@ __device__ __forceinline__ float block_sum(float x) {
     return x;
 }
 
-// From a float to an integer of its unit, whose largest magnitude is `top`: so small that its reciprocal may overflow, it counts
-// as zero.
-__device__ __forceinline__ float inverse_scale(float top) { return top > 1e-30f ? 127.0f / top : 0.0f; }
+// The quotient rounded to nearest, if neither it nor the reciprocal of b overflows or is subnormal, without the branch of `/`.
+__device__ __forceinline__ float divide(float a, float b) {
+    float r = approximate_reciprocal(b);
+    r = __fmaf_rn(__fmaf_rn(-b, r, 1.0f), r, r);
+    float q = __fmul_rn(a, r);
+    return __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
+}
 
+// From an integer of a unit to a float, and back, by the largest magnitude of the unit: so small that its reciprocal may overflow, it
+// counts as zero.
+__device__ __forceinline__ float scale_of(float top) { return divide(top, 127.0f); }
+__device__ __forceinline__ float inverse_scale(float top) { return top > 1e-30f ? divide(127.0f, top) : 0.0f; }
+
+// To nearest even, by the last bits of a sum. The magnitude of x is that of its unit at most.
 __device__ __forceinline__ int rounded_integer(float x, float inverse) {
-    float scaled = rintf(x * inverse);
-    return scaled != scaled ? 0 : (int)fminf(fmaxf(scaled, -127.0f), 127.0f);
+    float scaled = __fmul_rn(x, inverse);
+    return (int)__float_as_uint(__fadd_rn(scaled != scaled ? 0.0f : scaled, SUM_ZERO)) - SUM_START;
 }
 
 // Scale of 32 activations, and the sums of the integers of its halves.
@@ -157,18 +194,15 @@ __device__ __forceinline__ void put_units(signed char *words, Meta *meta, u64 un
                                           const float (&x)[N]) {
     float top[N];
     int q[N];
-    for (u32 j = 0; j < N; j++) top[j] = fabsf(x[j]);
-    for (int o = 16; o > 0; o /= 2)
-        for (u32 j = 0; j < N; j++) top[j] = fmaxf(top[j], __shfl_xor_sync(0xffffffffu, top[j], o));
+    for (u32 j = 0; j < N; j++) top[j] = warp_top(x[j]);
     for (u32 j = 0; j < N; j++) {
         q[j] = rounded_integer(x[j], inverse_scale(top[j]));
         if (j < count) words[(unit + j * apart) * 32 + lane] = (signed char)q[j];
     }
-    for (int o = 8; o > 0; o /= 2)
-        for (u32 j = 0; j < N; j++) q[j] += __shfl_xor_sync(0xffffffffu, q[j], o);
     for (u32 j = 0; j < N; j++) {
-        int other = __shfl_xor_sync(0xffffffffu, q[j], 16);
-        if (lane == 0 && j < count) meta[unit + j * apart] = Meta{top[j] / 127.0f, {(short)q[j], (short)other}};
+        // Both sums at once, the second one 2^16 times.
+        int both = warp_total(lane < 16 ? q[j] : q[j] * 65536), first = (short)both;
+        if (lane == 0 && j < count) meta[unit + j * apart] = Meta{scale_of(top[j]), {(short)first, (short)((both - first) >> 16)}};
     }
 }
 

@@ -66,7 +66,7 @@ __device__ __forceinline__ u32 matrix_of(const ProductArgs &a, u32 rows, u32 &bl
     return which;
 }
 
-__device__ __forceinline__ float swiglu(float gate, float up) { return gate / (1.0f + expf(fminf(-gate, 88.0f))) * up; }
+__device__ __forceinline__ float swiglu(float gate, float up) { return divide(gate, 1.0f + expf(fminf(-gate, 80.0f))) * up; }
 
 // The scales and minima of the halves of a unit.
 struct UnitScales {

@@ -8,7 +8,8 @@
 //
 // `tiles_one`: a single row. The columns of B are the units of a chunk, one after the other with zeros in the others, so that the
 // products of eight units add up in one result, whose column j is the sum of unit j: codes are masked and not shifted, and
-// every lane scales four sums. A warp has a tile at a time, and every `split`th chunk of it.
+// every lane scales four sums. A block has up to 16 tiles at a time, whose chunks its warps divide evenly: one or two neighbouring chunks
+// of a tile are added up at once, and what they make when all are done.
 //
 // `tiles_few` and `tiles_many`: up to 8 and 32 rows, which are columns of B; a block keeps their chunk in shared memory. A warp has
 // two tiles, and the `split`th part of the units of each chunk.
@@ -28,7 +29,7 @@ struct TilesArgs {
     u32 tokens;
     u32 shift; // as unit_shift
     u32 epilogue;
-    u32 split; // 1 << split warps have the same tiles
+    u32 split; // of a single row: tiles of a block; otherwise 1 << split warps have the same tiles
     u32 zero;  // 0, which the compiler does not know
     int factor, offset;
     float eps;
@@ -132,40 +133,54 @@ __device__ __forceinline__ void round_row(const TilesArgs &a, const float4 (&wei
     }
     float sum = 0.0f;
 #pragma unroll
-    for (u32 k = 0; k < NORM_LOADS; k++) {
+    for (u32 first = 0; first < NORM_LOADS; first += 2) {
         // The whole block.
-        if (k * ONE_THREADS >= fours) break;
-        u32 i = threadIdx.x + k * ONE_THREADS;
-        sum += x[k].x * x[k].x + x[k].y * x[k].y + x[k].z * x[k].z + x[k].w * x[k].w;
-        float4 w = weights[k];
-        float y[4] = {x[k].x * w.x, x[k].y * w.y, x[k].z * w.z, x[k].w * w.w};
-        float top = fmaxf(fmaxf(fabsf(y[0]), fabsf(y[1])), fmaxf(fabsf(y[2]), fabsf(y[3])));
-        for (u32 o = 1; o < 8; o *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
-        float inverse = inverse_scale(top);
-        int total = 0;
-        u32 word = 0;
-        for (u32 j = 0; j < 4; j++) {
-            int q = rounded_integer(y[j], inverse);
-            total += q;
-            word |= (u32)(q & 255) << (8 * j);
+        if (first * ONE_THREADS >= fours) break;
+        // Two at once: what they compute does not wait for one another.
+        float y[2][4], top[2];
+        int total[2];
+        u32 word[2];
+        for (u32 k = 0; k < 2; k++) {
+            float4 v = x[first + k], w = weights[first + k];
+            sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            y[k][0] = v.x * w.x, y[k][1] = v.y * w.y, y[k][2] = v.z * w.z, y[k][3] = v.w * w.w;
+            top[k] = fmaxf(fmaxf(fabsf(y[k][0]), fabsf(y[k][1])), fmaxf(fabsf(y[k][2]), fabsf(y[k][3])));
         }
-        for (u32 o = 1; o < 8; o *= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
-        if (i < fours) {
-            *word_of(to, i / 8, i % 8) = word;
-            if (i % 8 == 0) to.units[i / 8] = unit_of<BITS>(a, i / 8, top / 127.0f, total);
+        for (u32 o = 1; o < 8; o *= 2)
+            for (u32 k = 0; k < 2; k++) top[k] = fmaxf(top[k], __shfl_xor_sync(0xffffffffu, top[k], o));
+        for (u32 k = 0; k < 2; k++) {
+            float inverse = inverse_scale(top[k]);
+            total[k] = 0, word[k] = 0;
+            for (u32 j = 0; j < 4; j++) {
+                int q = rounded_integer(y[k][j], inverse);
+                total[k] += q;
+                word[k] |= (u32)(q & 255) << (8 * j);
+            }
+        }
+        for (u32 o = 1; o < 8; o *= 2)
+            for (u32 k = 0; k < 2; k++) total[k] += __shfl_xor_sync(0xffffffffu, total[k], o);
+        for (u32 k = 0; k < 2; k++) {
+            u32 i = threadIdx.x + (first + k) * ONE_THREADS;
+            if (i >= fours) continue;
+            *word_of(to, i / 8, i % 8) = word[k];
+            if (i % 8 == 0) to.units[i / 8] = unit_of<BITS>(a, i / 8, scale_of(top[k]), total[k]);
         }
     }
     sum = warp_sum(sum);
     if (lane == 0) squares[threadIdx.x / 32] = sum;
 }
 
-// Stores output `row` of a row of the batch; of gated products they have been combined.
-__device__ __forceinline__ void store_output(const TilesArgs &a, u32 token, u32 row, float y) {
-    if (row >= a.ends[2]) return;
+// Where output `row` of a row of the batch is stored, or null after the last one; of gated products they have been combined.
+__device__ __forceinline__ float *output_of(const TilesArgs &a, u32 token, u32 row) {
+    if (row >= a.ends[2]) return nullptr;
     u32 i = row < a.ends[0] ? 0 : row < a.ends[1] ? 1 : 2, begin = i == 0 ? 0 : i == 1 ? a.ends[0] : a.ends[1];
     u32 end = i == 0 ? a.ends[0] : i == 1 ? a.ends[1] : a.ends[2];
-    float *out = (i == 0 ? a.out[0] : i == 1 ? a.out[1] : a.out[2]) + ((u64)token * (end - begin) + (row - begin));
-    *out = a.epilogue == EPILOGUE_ADD ? *out + y : y;
+    return (i == 0 ? a.out[0] : i == 1 ? a.out[1] : a.out[2]) + ((u64)token * (end - begin) + (row - begin));
+}
+
+__device__ __forceinline__ void store_output(const TilesArgs &a, u32 token, u32 row, float y) {
+    float *out = output_of(a, token, row);
+    if (out) *out = a.epilogue == EPILOGUE_ADD ? *out + y : y;
 }
 
 // Reads arguments of every line of memory that they are in. The first read of a line takes long, and this one is early.
@@ -177,42 +192,82 @@ __device__ __forceinline__ void touch(const TilesArgs &a) {
 #endif
 }
 
+// Chunks that follow one another, of one tile or several, as a warp reads them: some pieces are on their way when it needs one.
+template <int BITS> struct ChunkReader {
+    static const int LOADS = Piece<BITS>::LOADS, UNITS = Piece<BITS>::UNITS, PIECES = 8 / UNITS;
+    static const int AHEAD = BITS == 8 ? 2 : 1, CHUNKS = AHEAD / PIECES > 0 ? AHEAD / PIECES : 1;
+    // Chunks that memory is asked for before they are read: more at once would be slower.
+    static const u32 DISTANCE = BITS == 1 ? 4 : 2;
+    // Of the next piece and the next scales to be read, and the chunks that have not been read.
+    const uint4 *codes;
+    const unsigned short *scales;
+    u32 left;
+    Piece<BITS> pieces[AHEAD];
+    TileScales chunk_scales[CHUNKS];
+
+    __device__ __forceinline__ void begin(const TilesArgs &a, u64 chunk, u32 count) {
+        u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, groups = 8 >> a.shift;
+        const unsigned short *first = a.scales + chunk * 16 * groups;
+        codes = a.codes + (chunk * (32 * BITS) + lane);
+        scales = first + (g * groups + (2 * t >> a.shift));
+        left = count;
+        for (u32 i = 0; i < min(count, DISTANCE) * BITS; i++) prefetch(codes + 32 * i);
+        for (u32 i = 16 * lane; i < count * 16 * groups; i += 16 * 32) prefetch(first + i);
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) load_scales(a, i);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (i / PIECES < (int)count) load_piece(i);
+    }
+
+    // The scales of the next chunk, if there is one.
+    __device__ __forceinline__ void load_scales(const TilesArgs &a, int to) {
+        if (left == 0) return;
+        left--;
+        chunk_scales[to] = ::load_scales<BITS>(scales, a.shift);
+        scales += 128 >> a.shift;
+    }
+
+    __device__ __forceinline__ void expect_piece() const {
+        for (int i = 0; i < LOADS; i++) prefetch(codes + (32 * BITS * DISTANCE - 32 * LOADS * AHEAD + 32 * i));
+    }
+
+    __device__ __forceinline__ void load_piece(int to) {
+        ::load_piece<BITS>(codes, pieces[to]);
+        codes += 32 * LOADS;
+    }
+};
+
 template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const TilesArgs &a) {
     DYNAMIC_SHARED(shared);
-    __shared__ __align__(16) float parts[2][ONE_WARPS][16], squares[ONE_WARPS];
-    const u32 CHUNK = 32 * BITS;
-    const int LOADS = Piece<BITS>::LOADS, UNITS = Piece<BITS>::UNITS, PIECES = 8 / UNITS;
+    __shared__ float squares[ONE_WARPS], results[ONE_WARPS][16];
+    typedef ChunkReader<BITS> Reader;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 split = 1 << a.split, part = warp & (split - 1);
-    // Of gated products, tiles of a block in an iteration are whole units of outputs.
-    u32 step = ONE_WARPS >> a.split, gated = a.epilogue == EPILOGUE_SWIGLU ? 1 : 0;
-    u32 scales_chunk = 128 >> a.shift;
-    u32 codes_lane = part * CHUNK + lane, scales_lane = part * scales_chunk + g * (8 >> a.shift) + (2 * t >> a.shift);
-    // The next piece, and where it and the scales of its chunk are.
-    Piece<BITS> next = {};
-    const uint4 *codes = a.codes;
-    const unsigned short *scales = a.scales;
-    auto begin = [&](u32 tile) {
-        // A load of a tile that all blocks have would be slow.
-        if (tile >= a.tiles) return;
-        u64 at = (u64)tile * a.chunks;
-        codes = a.codes + (at * CHUNK + codes_lane);
-        scales = a.scales + (at * scales_chunk + scales_lane);
-        load_piece<BITS>(codes, next);
-        prefetch(scales);
-    };
-    // Of a tile after the next one: memory is asked for it early.
-    auto expect = [&](u32 tile) {
-        if (tile >= a.tiles) return;
-        const uint4 *at = a.codes + ((u64)tile * a.chunks * CHUNK + codes_lane);
-#pragma unroll 1
-        for (u32 chunk = part; chunk < a.chunks; chunk += split, at += split * CHUNK)
-            for (int i = 0; i < BITS; i++) prefetch(at + 32 * i);
-    };
-    u32 first = blockIdx.x * step, stride = gridDim.x * step, own = warp >> a.split;
-    begin(first + own);
+    bool gated = a.epilogue == EPILOGUE_SWIGLU;
+    // Chunks that are added up at once, and how many sums of them a tile has.
+    u32 together = a.chunks > 8 ? 2 : 1, sums_of_tile = (a.chunks + together - 1) / together;
     RowOfBlock x = {(u32 *)shared, (float2 *)(shared + 16 * a.chunks)};
+    // (sums of the tiles of a block, lanes t, rows g, 2)
+    float2 *sums = (float2 *)(shared + 20 * a.chunks);
+    u32 base = blockIdx.x * a.split, stride = gridDim.x * a.split;
+    // What the warp has of the tiles from `base` on: its first sum, the chunk of a tile that it begins with, and how many chunks
+    // it has.
+    u32 first_sum, first_chunk, count;
+    // Where it stores an output, if it has a tile.
+    float *out;
+    Reader reader = {};
+    auto begin = [&](u32 tile) {
+        u32 tiles = min(a.split, a.tiles - tile), all = tiles * sums_of_tile;
+        u32 from = all * warp / ONE_WARPS, to = all * (warp + 1) / ONE_WARPS;
+        u32 from_tile = from / sums_of_tile, to_tile = to / sums_of_tile;
+        first_sum = from, first_chunk = (from - from_tile * sums_of_tile) * together;
+        count = to_tile * a.chunks + (to - to_tile * sums_of_tile) * together - (from_tile * a.chunks + first_chunk);
+        reader.begin(a, (u64)(tile + from_tile) * a.chunks + first_chunk, count);
+        out = !gated && warp < tiles && lane < 16 ? output_of(a, 0, (tile + warp) * 16 + lane) : nullptr;
+    };
+    if (base < a.tiles) begin(base);
     touch(a);
+    float before = 0.0f, scale = 1.0f;
     if constexpr (NORM) {
         float4 weights[NORM_LOADS];
 #pragma unroll
@@ -220,78 +275,85 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
             u32 i = threadIdx.x + k * ONE_THREADS;
             weights[k] = i < 8 * a.units ? __ldg((const float4 *)a.norm + i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
         }
-        if (split < a.chunks) expect(first + own);
         wait_for_launch();
         let_next_launch();
+        if (out && a.epilogue == EPILOGUE_ADD) before = *out;
         round_row<BITS>(a, weights, x, squares);
     } else {
-        if (split < a.chunks) expect(first + own);
         wait_for_launch();
         let_next_launch();
+        if (out && a.epilogue == EPILOGUE_ADD) before = *out;
         copy_row<BITS>(a, x);
     }
     __syncthreads();
-    u32 buffer = 0;
+    if constexpr (NORM) {
+        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (u32 w = 0; w < ONE_WARPS; w += 4) {
+            float4 four = *(const float4 *)(squares + w);
+            sum.x += four.x, sum.y += four.y, sum.z += four.z, sum.w += four.w;
+        }
+        scale = rsqrtf((sum.x + sum.y + (sum.z + sum.w)) / (float)(32 * a.units) + a.eps);
+    }
     // The whole block.
 #pragma unroll 1
-    for (u32 base = first; base < a.tiles; base += stride) {
-        float sums[2] = {};
-        bool has = base + own < a.tiles;
-        expect(base + stride + own);
+    while (base < a.tiles) {
+        u32 chunk = first_chunk, until = together;
+        const uint2 *word = (const uint2 *)x.words + (32 * chunk + 4 * g + t);
+        const float4 *unit = (const float4 *)x.units + (4 * chunk + t);
+        float2 *sum = sums + (first_sum * 32 + 8 * t + g);
+        float two[2] = {};
 #pragma unroll 1
-        for (u32 chunk = has ? part : a.chunks; chunk < a.chunks; chunk += split) {
-            uint2 word = *(const uint2 *)(x.words + 8 * (chunk * 8 + g) + 2 * t);
-            TileScales now_scales = load_scales<BITS>(scales, a.shift);
-            int n[4] = {SUM_START, SUM_START, SUM_START, SUM_START};
+        for (int left = (int)count; left > 0; left -= Reader::CHUNKS) {
 #pragma unroll
-            for (int piece = 0; piece < PIECES; piece++) {
-                Piece<BITS> now = next;
-                if (piece + 1 < PIECES) {
-                    load_piece<BITS>(codes + (piece + 1) * LOADS * 32, next);
-                } else if (chunk + split < a.chunks) {
-                    codes += split * CHUNK, scales += split * scales_chunk;
-                    load_piece<BITS>(codes, next);
-                    prefetch(scales);
-                } else {
-                    begin(base + stride + own);
+            for (int c = 0; c < Reader::CHUNKS; c++) {
+                if (c >= left) break;
+                uint2 words = *word;
+                float4 units = *unit;
+                int n[4] = {SUM_START, SUM_START, SUM_START, SUM_START};
+#pragma unroll
+                for (int p = 0; p < Reader::PIECES; p++) {
+                    const int AT = c * Reader::PIECES + p, SLOT = AT % Reader::AHEAD;
+                    add_piece<BITS>(reader.pieces[SLOT], p * Reader::UNITS, words.x, words.y, n);
+                    if (c + (int)Reader::DISTANCE < left) reader.expect_piece();
+                    // Of this chunk or of one that follows.
+                    if ((AT + Reader::AHEAD) / Reader::PIECES < left) reader.load_piece(SLOT);
                 }
-                add_piece<BITS>(now, piece * UNITS, word.x, word.y, n);
+                add_chunk<BITS>(n, reader.chunk_scales[c], units, two);
+                reader.load_scales(a, c);
+                word += 32, unit += 4, chunk++, until--;
+                if (until == 0 || chunk == a.chunks) {
+                    *sum = float2{two[0], two[1]};
+                    two[0] = two[1] = 0.0f, until = together, sum += 32;
+                    if (chunk == a.chunks) word -= 32 * chunk, unit -= 4 * chunk, chunk = 0;
+                }
             }
-            add_chunk<BITS>(n, now_scales, *(const float4 *)(x.units + chunk * 8 + 2 * t), sums);
         }
-        for (u32 o = 1; o < 4; o *= 2)
-            for (u32 f = 0; f < 2; f++) sums[f] += __shfl_xor_sync(0xffffffffu, sums[f], o);
-        if (t == 0)
-            for (u32 f = 0; f < 2; f++) parts[buffer][warp][8 * f + g] = sums[f];
+        u32 tiles = min(a.split, a.tiles - base), first = base;
+        float *to = out;
+        base += stride;
+        // Memory is asked early.
+        if (base < a.tiles) begin(base);
         __syncthreads();
-        // Whole warps of gated products, which exchange what they round.
-        if (threadIdx.x < step * 16 >> gated) {
-            float scale = 1.0f;
-            if constexpr (NORM) {
-                float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-                for (u32 w = 0; w < ONE_WARPS; w += 4) {
-                    float4 four = *(const float4 *)(squares + w);
-                    sum.x += four.x, sum.y += four.y, sum.z += four.z, sum.w += four.w;
-                }
-                scale = 1.0f / sqrtf((sum.x + sum.y + (sum.z + sum.w)) / (float)(32 * a.units) + a.eps);
-            }
-            u32 tile = threadIdx.x / 16 << gated, row = threadIdx.x % 16;
-            auto sum_of = [&](u32 tile) {
-                const float *from = parts[buffer][tile << a.split] + row;
-                float y = 0.0f;
+        // A warp has a tile: half of it adds up lanes t = 0 and 2, the other one 1 and 3.
+        if (warp < tiles) {
+            const float *from = (const float *)(sums + warp * sums_of_tile * 32) + (lane / 16 * 16 + lane % 8 * 2 + lane / 8 % 2);
+            float y = 0.0f;
 #pragma unroll 8
-                for (u32 k = 0; k < split; k++) y += from[k * 16];
-                return y * scale;
-            };
-            float y = sum_of(tile);
-            if (gated) y = swiglu(y, sum_of(tile + 1));
-            u32 at = (base * 16 >> gated) + threadIdx.x;
-            store_output(a, 0, at, y);
-            // A warp has a unit.
+            for (u32 i = 0; i < sums_of_tile; i++) y += from[64 * i] + from[64 * i + 32];
+            y = (y + __shfl_xor_sync(0xffffffffu, y, 16)) * scale;
+            if (to) *to = before + y;
+            if (gated && lane < 16) results[warp][lane] = y;
+        }
+        if (out && a.epilogue == EPILOGUE_ADD && base < a.tiles) before = *out;
+        if (gated || base < a.tiles) __syncthreads();
+        // A warp has a unit of 32 outputs, of two tiles of gate and two of up.
+        if (gated && 4 * warp < tiles) {
+            u32 tile = 4 * warp + lane / 16 * 2, at = first * 8 + warp * 32 + lane;
+            float y = swiglu(results[tile][lane % 16], results[tile + 1][lane % 16]);
+            if (at < a.ends[0]) a.out[0][at] = y;
+            // The whole warp.
             if (a.rounded && at < a.ends[0]) put_unit(a.rounded, a.rounded_meta, at / 32, lane, y);
         }
-        // The next iteration writes to the other buffer, and the one after it when all threads have read this one.
-        buffer ^= 1;
     }
 }
 

@@ -142,6 +142,7 @@ Result cuModuleGetFunction(const Entry **function, void *, const char *name) {
     int kernel = shim_kernel(name, &bytes);
     return kernel < 0 ? NOT_FOUND : (*function = &ENTRIES[kernel], SUCCESS);
 }
+Result cuFuncSetAttribute(const Entry *function, int, int) { return function ? SUCCESS : INVALID_VALUE; }
 Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     if (!current || bytes == 0) return INVALID_VALUE;
     // What is read before it is written stands out.

@@ -18,7 +18,6 @@ static const Entry ENTRIES[] = {
     ENTRY(quantize, QuantizeArgs),
     ENTRY(rope_store, RopeArgs),
     ENTRY(attention, AttentionArgs),
-    ENTRY(rope_attention, RopeAttentionArgs),
     ENTRY(route, RouteArgs),
     ENTRY(route_tiles, RouteArgs),
     ENTRY(experts_add, ExpertsAddArgs),

@@ -190,27 +190,14 @@ pub(crate) struct RopeArgs {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct AttentionArgs {
-    pub(crate) caches: u64,
-    pub(crate) q: u64,
-    pub(crate) positions: u64,
+    pub(crate) rope: RopeArgs,
     pub(crate) parts: u64,
     pub(crate) ended: u64,
     pub(crate) out: u64,
     pub(crate) words: u64,
     pub(crate) meta: u64,
-    pub(crate) heads: u32,
-    pub(crate) kv_heads: u32,
-    pub(crate) dim: u32,
-    pub(crate) layer: u32,
     pub(crate) parts_count: u32,
     pub(crate) scale: f32,
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct RopeAttentionArgs {
-    pub(crate) rope: RopeArgs,
-    pub(crate) attention: AttentionArgs,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

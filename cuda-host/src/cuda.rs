@@ -12,6 +12,10 @@ use std::thread::{self, ThreadId};
 /// The kernels, compiled for compute capability 7.5 and for 9.0; the driver compiles them for newer GPUs.
 const PTX: [&str; 2] = [include_str!("../kernels/shohin.ptx"), include_str!("../kernels/shohin_90.ptx")];
 
+/// How much of a multiprocessor's cache is the memory of blocks, the same for all kernels: it must be idle before it is divided in
+/// another way, and launches could not overlap.
+const SHARED_PERCENT: i32 = 30;
+
 /// An NVIDIA GPU.
 pub struct Cuda {
     name: String,
@@ -232,7 +236,12 @@ impl Driver for Cuda {
         let name = CString::new(name).map_err(|_| absent("a kernel's name has a zero byte"))?;
         // SAFETY: the module is loaded.
         let function = unsafe { result::module::get_function(self.module, name) };
-        Ok(CudaKernel(function.map_err(refused("cuModuleGetFunction"))?))
+        let function = function.map_err(refused("cuModuleGetFunction"))?;
+        let carveout = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function exists.
+        let set = unsafe { result::function::set_function_attribute(function, carveout, SHARED_PERCENT) };
+        set.map_err(refused("cuFuncSetAttribute"))?;
+        Ok(CudaKernel(function))
     }
 
     fn launch(&self, kernel: CudaKernel, size: LaunchSize, args: &[u8]) -> Result<()> {

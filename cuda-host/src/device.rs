@@ -122,8 +122,8 @@ impl<D: Driver> core::fmt::Debug for CudaCache<D> {
     }
 }
 
-/// What the launches for a token of each of some sequences depend on: their number, and what is read out of how many.
-type GraphKey = (usize, Option<(Readout, usize)>);
+/// What the launches for a token of each of some sequences depend on, and what is read out of how many.
+type GraphKey = (Shape, Option<(Readout, usize)>);
 
 /// Graphs of a device, which sequences that come and go in a server may need in turn.
 const GRAPHS: usize = 64;
@@ -304,7 +304,7 @@ impl<D: Driver> CudaDevice<D> {
 
     /// A token of each of some sequences: one graph, recorded the first time.
     fn single_tokens(&mut self, shape: Shape, group: Option<&ReadoutGroup>) -> Result<()> {
-        let key = (shape.rows, group.map(|group| (group.readout, group.rows.len())));
+        let key = (shape, group.map(|group| (group.readout, group.rows.len())));
         match self.graphs.iter().position(|(known, _)| *known == key) {
             Some(at) => self.graphs[at..].rotate_left(1),
             None => {

@@ -22,6 +22,11 @@ pub(crate) const IN_TILES: u32 = 3;
 /// Matrices whose products are one launch at most.
 pub(crate) const MOST: usize = 3;
 
+/// Bytes of a block's memory that kernels may ask for: more than half of what every GPU has. A chunk of a single row takes
+/// [`CHUNK_SHARED`].
+pub(crate) const MAX_SHARED: usize = 40 << 10;
+pub(crate) const CHUNK_SHARED: usize = 320;
+
 /// Whether kernels for tiles compute with these weights: integers of 1 or 2 bits with a scale for 2, 4 or 8 units, or of 4 or 8
 /// bits with one for each unit.
 pub(crate) fn fits(packed: PackedFormat) -> bool {
@@ -165,32 +170,34 @@ pub(crate) fn upload<D: Driver>(
     })
 }
 
-/// Warps of a block of `tiles_one`, and blocks of a multiprocessor.
+/// Warps of a block of `tiles_one`: one block of each multiprocessor leaves room for one of the next launch.
 pub(crate) const ONE_WARPS: usize = 16;
-const BLOCKS: usize = 2;
 
-/// How the blocks of `tiles_one` divide the chunks of tiles.
+/// How the blocks of `tiles_one` divide the tiles of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// Warps that have the same tiles. Sums depend on it: it does not depend on the number of rows, so that a rank
-    /// of a split model, which has fewer, has the bits of the whole one.
-    pub(crate) split: usize,
+    /// Tiles of a block at a time.
+    pub(crate) tiles: usize,
     pub(crate) blocks: usize,
+    /// Bytes of a block's memory.
+    pub(crate) shared: usize,
 }
 
 impl Share {
-    /// That of the tiles of a matrix with so many columns. Blocks of gated products have whole units of 32 outputs.
-    pub(crate) fn of(tiles: usize, cols: usize, gated: bool, processors: usize) -> Share {
-        let chunks = chunks(cols);
-        let most = if gated {
-            4
-        } else if chunks > 2 * 8 {
-            ONE_WARPS
-        } else {
-            8
-        };
-        let split = most.min(1 << chunks.max(1).ilog2());
-        Share { split, blocks: tiles.div_ceil(ONE_WARPS / split).clamp(1, BLOCKS * processors) }
+    /// That of a matrix with so many chunks of columns. Blocks of gated products have whole units of 32 outputs. `None` if a
+    /// row is too long for the kernel.
+    pub(crate) fn of(tiles: usize, chunks: usize, gated: bool, processors: usize) -> Option<Share> {
+        // The same as in `tiles.cu`.
+        let sums = chunks.div_ceil(if chunks > 8 { 2 } else { 1 });
+        let (row, sums_of_tile) = (chunks * CHUNK_SHARED, 4 * TILE * 4 * sums);
+        let unit = if gated { 4 } else { 1 };
+        let most = (MAX_SHARED.checked_sub(row)? / sums_of_tile).min(ONE_WARPS) / unit * unit;
+        if most == 0 {
+            return None;
+        }
+        let each = tiles.div_ceil(processors.max(1)).next_multiple_of(unit).clamp(unit, most);
+        let blocks = tiles.div_ceil(each).clamp(1, processors.max(1));
+        Some(Share { tiles: each, blocks, shared: row + each * sums_of_tile })
     }
 }
 
@@ -199,14 +206,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warps_share_tiles_by_their_columns() {
-        let of = |rows: usize, cols: usize, gated| Share::of(rows / TILE, cols, gated, 132);
-        assert_eq!(of(2048, 2048, false), Share { split: 8, blocks: 64 });
-        assert_eq!(of(2048, 6144, false), Share { split: 16, blocks: 128 });
-        assert_eq!(of(2 * 6144, 2048, true), Share { split: 4, blocks: 192 });
-        assert_eq!(of(151_936, 4096, false), Share { split: 8, blocks: 264 });
-        // No more warps than chunks.
-        assert_eq!(of(16, 96, false), Share { split: 1, blocks: 1 });
-        assert_eq!(of(32, 700, true), Share { split: 2, blocks: 1 });
+    fn blocks_divide_tiles_evenly() {
+        let of = |rows: usize, cols: usize, gated| {
+            Share::of(rows / TILE, chunks(cols), gated, 132).map(|s| (s.tiles, s.blocks, s.shared))
+        };
+        assert_eq!(of(2048, 2048, false), Some((1, 128, 8 * 320 + 8 * 256)));
+        assert_eq!(of(6144, 4096, false), Some((3, 128, 16 * 320 + 3 * 8 * 256)));
+        assert_eq!(of(2 * 12288, 4096, true), Some((12, 128, 16 * 320 + 12 * 8 * 256)));
+        assert_eq!(of(151_936, 4096, false), Some((16, 132, 16 * 320 + 16 * 8 * 256)));
+        assert_eq!(of(2 * 6144, 2048, true), Some((8, 96, 8 * 320 + 8 * 8 * 256)));
+        assert_eq!(of(16, 96, false), Some((1, 1, 320 + 256)));
+        // No more tiles than a block has memory for.
+        assert_eq!(of(65_536, 14_336, false).map(|(tiles, ..)| tiles), Some(3));
+        assert_eq!(of(4096, 65_536, false), None);
     }
 }

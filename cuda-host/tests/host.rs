@@ -172,7 +172,7 @@ fn file() -> Vec<u8> {
 /// by kernel.
 #[test]
 fn a_token_is_one_graph_of_known_kernels() {
-    let dense = ["tiles_norm_1", "rope_attention", "tiles_one_1", "tiles_norm_1", "tiles_one_1"];
+    let dense = ["tiles_norm_1", "attention", "tiles_one_1", "tiles_norm_1", "tiles_one_1"];
     // The router, its choice, gate and up, down.
     let experts = [&dense[..3], &["product_f32_8", "route", "product_int8_0", "product_int8_0"]].concat();
     let routed = Model::new(Shape::tiny_experts(), Stored::new(Format::Q1_0), 1).to_vec().unwrap();

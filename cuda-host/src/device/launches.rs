@@ -7,8 +7,8 @@
 use super::kernels::{FEW_TOKENS, FLOAT_TOKENS, INTEGER_TOKENS, MMA_OUTPUTS, MMA_TOKENS, THREADS};
 use super::{CudaDevice, PARTS};
 use crate::args::{
-    AttentionArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, QuantizeArgs, RopeArgs,
-    RopeAttentionArgs, RouteArgs, TilesArgs,
+    AttentionArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, QuantizeArgs, RopeArgs, RouteArgs,
+    TilesArgs,
 };
 use crate::driver::{Driver, LaunchSize, Memory};
 use crate::error::Result;
@@ -20,12 +20,13 @@ use shohin_core::rows::Segment;
 use shohin_core::{Activations, Error as CoreError};
 use std::sync::Arc;
 
-/// Bytes of a block's memory that a normalized row may take: more than half of what every GPU has.
-const MAX_SHARED: usize = 40 << 10;
-
-/// Bytes that a chunk of a row takes there, for products of matrices in tiles, and the most columns of a row that they normalize.
-const TILE_SHARED: usize = 320;
+/// The most columns of a row that products of matrices in tiles normalize.
 const TILE_NORM_COLS: usize = 8192;
+
+/// Positions of a sequence that are worth a part of their own, as in `attention.cu`, and query heads and threads of its blocks.
+const PART_POSITIONS: usize = 128;
+const QUERIES: usize = 2;
+const ATTENTION_THREADS: u32 = 256;
 
 /// Warps of a block of `tiles_few` and `tiles_many`.
 const MANY_WARPS: usize = 8;
@@ -56,12 +57,12 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// That of `segments`. A few single tokens need parts to keep a GPU busy. They do not depend on the positions, as those of
-    /// a graph must not.
+    /// That of `segments`. A few single tokens need parts to keep a GPU busy, a power of two: a graph for each.
     pub(super) fn of(segments: &[Segment<'_>]) -> Shape {
         let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
-        let parts = if rows == segments.len() { (PARTS / rows.max(1)).max(1) } else { 1 };
-        Shape { rows, parts }
+        let most = if rows == segments.len() { (PARTS / rows.max(1)).max(1) } else { 1 };
+        let longest = segments.iter().map(|segment| segment.position + 1).max().unwrap_or(1);
+        Shape { rows, parts: longest.div_ceil(PART_POSITIONS).next_power_of_two().min(most) }
     }
 }
 
@@ -214,7 +215,9 @@ impl<D: Driver> CudaDevice<D> {
     fn shared(&self, weight: TensorId) -> Result<usize> {
         let cols = self.model.program().tensor(weight).cols;
         Ok(match self.input(weight)? {
-            Activations::Int8 if self.model.matrix(weight)?.0.is_tiled() => tiles::chunks(cols) * TILE_SHARED,
+            Activations::Int8 if self.model.matrix(weight)?.0.is_tiled() => {
+                tiles::chunks(cols) * tiles::CHUNK_SHARED
+            }
             Activations::Int8 => cols / 32 * (32 + 8),
             Activations::F32 => 4 * cols,
         })
@@ -225,7 +228,7 @@ impl<D: Driver> CudaDevice<D> {
         for weight in weights {
             let tiled = self.model.matrix(weight)?.0.is_tiled();
             let cols = self.model.program().tensor(weight).cols;
-            if self.shared(weight)? > MAX_SHARED || (tiled && cols > TILE_NORM_COLS) {
+            if self.shared(weight)? > tiles::MAX_SHARED || (tiled && cols > TILE_NORM_COLS) {
                 return Ok(false);
             }
         }
@@ -294,9 +297,9 @@ impl<D: Driver> CudaDevice<D> {
         }
         args.tiles = tiles as u32;
         let processors = self.driver().multiprocessors();
-        let (kernel, size) = if rows == 1 && chunks * TILE_SHARED <= MAX_SHARED {
-            let share = Share::of(tiles, 32 * first.units as usize, gated, processors);
-            args.split = share.split.trailing_zeros();
+        let share = if rows == 1 { Share::of(tiles, chunks, gated, processors) } else { None };
+        let (kernel, size) = if let Some(share) = share {
+            args.split = share.tiles as u32;
             let kernel = match norm {
                 None => kernels.one,
                 Some(norm) => {
@@ -308,7 +311,7 @@ impl<D: Driver> CudaDevice<D> {
                 }
             };
             let (grid, threads) = ([share.blocks as u32, 1, 1], 32 * tiles::ONE_WARPS as u32);
-            (kernel, LaunchSize { grid, threads, shared: (chunks * TILE_SHARED) as u32 })
+            (kernel, LaunchSize { grid, threads, shared: share.shared as u32 })
         } else {
             let batches = rows.div_ceil(MMA_TOKENS);
             // More warps for a tile if there are few blocks. Sums depend on it, so that it does not depend on the matrix' rows.
@@ -425,7 +428,7 @@ impl<D: Driver> CudaDevice<D> {
     fn rope_args(
         &self,
         layer: usize,
-        [q, k, v]: [BufferId; 3],
+        heads: [Option<BufferId>; 3],
         norm: Option<QkNorm>,
         eps: f32,
     ) -> Result<RopeArgs> {
@@ -434,12 +437,13 @@ impl<D: Driver> CudaDevice<D> {
             Some(norm) => [self.model.vector(norm.q)?, self.model.vector(norm.k)?],
             None => [0; 2],
         };
+        let [q, k, v] = heads.map(|id| id.map_or(0, |id| self.floats(id)));
         let heads = program.heads;
         Ok(RopeArgs {
             caches: self.cache_table.address(),
-            q: self.floats(q),
-            k: self.floats(k),
-            v: self.floats(v),
+            q,
+            k,
+            v,
             q_norm,
             k_norm,
             positions: self.step.positions(),
@@ -453,30 +457,27 @@ impl<D: Driver> CudaDevice<D> {
         })
     }
 
-    fn attention_args(&self, layer: usize, [q, out]: [BufferId; 2], parts: usize) -> AttentionArgs {
+    /// Attention, with keys and values that it stores first if `rope` has them.
+    fn attention(&self, rope: RopeArgs, out: BufferId, Shape { rows, parts }: Shape) -> Result<()> {
         let heads = self.model.program().heads;
         let [words, meta] = self.integers(out);
-        AttentionArgs {
-            caches: self.cache_table.address(),
-            q: self.floats(q),
-            positions: self.step.positions(),
+        let args = AttentionArgs {
+            rope,
             parts: self.parts.address(),
             ended: self.ended.address(),
             out: self.floats(out),
             words,
             meta,
-            heads: heads.query as u32,
-            kv_heads: heads.kv as u32,
-            dim: heads.dim as u32,
-            layer: layer as u32,
             parts_count: parts as u32,
-            scale: 1.0 / (heads.dim as f32).sqrt(),
-        }
+            scale: core::f32::consts::LOG2_E / (heads.dim as f32).sqrt(),
+        };
+        let blocks = heads.kv * (heads.query / heads.kv.max(1)).div_ceil(QUERIES);
+        self.launch(self.kernels.attention, [blocks, rows, parts], ATTENTION_THREADS, args)
     }
 
     /// The launches of an operation.
-    pub(super) fn op(&self, op: &Op, Shape { rows, parts }: Shape) -> Result<()> {
-        let program = self.model.program();
+    pub(super) fn op(&self, op: &Op, shape: Shape) -> Result<()> {
+        let (program, rows) = (self.model.program(), shape.rows);
         let heads = program.heads;
         match op {
             Op::Embed { table, out } => {
@@ -509,12 +510,12 @@ impl<D: Driver> CudaDevice<D> {
             }
             Op::Exchange(exchange) => self.exchange(*exchange, rows),
             Op::RopeStore { layer, q, k, v, norm, eps } => {
-                let args = self.rope_args(*layer, [*q, *k, *v], *norm, *eps)?;
+                let args = self.rope_args(*layer, [Some(*q), Some(*k), Some(*v)], *norm, *eps)?;
                 self.launch(self.kernels.rope_store, [heads.query + 2 * heads.kv, rows, 1], 32, args)
             }
             Op::Attention { layer, q, out } => {
-                let args = self.attention_args(*layer, [*q, *out], parts);
-                self.launch(self.kernels.attention, [heads.query, rows, parts], THREADS, args)
+                let rope = self.rope_args(*layer, [Some(*q), None, None], None, 0.0)?;
+                self.attention(rope, *out, shape)
             }
         }
     }
@@ -604,7 +605,7 @@ impl<D: Driver> CudaDevice<D> {
 
     /// The operations of the body from number `at` on for a single row, if the first two can be fused: returns how many they
     /// are, or 0. What passes between the two is not stored.
-    fn fused(&self, at: usize) -> Result<usize> {
+    fn fused(&self, at: usize, shape: Shape) -> Result<usize> {
         let program = self.model.program();
         if !may_be_fused(program, at) {
             return Ok(0);
@@ -637,11 +638,8 @@ impl<D: Driver> CudaDevice<D> {
             [Op::RopeStore { layer, q, k, v, norm, eps }, Op::Attention { layer: of, q: read, out }, ..]
                 if layer == of && q == read =>
             {
-                let heads = program.heads.query;
-                let rope = self.rope_args(*layer, [*q, *k, *v], *norm, *eps)?;
-                let attention = self.attention_args(*layer, [*q, *out], PARTS);
-                let args = RopeAttentionArgs { rope, attention };
-                self.launch(self.kernels.rope_attention, [heads, 1, PARTS], THREADS, args)?;
+                let rope = self.rope_args(*layer, [Some(*q), Some(*k), Some(*v)], *norm, *eps)?;
+                self.attention(rope, *out, shape)?;
                 Ok(2)
             }
             _ => Ok(0),
@@ -663,7 +661,7 @@ impl<D: Driver> CudaDevice<D> {
         let body = &self.model.program().body[..end];
         let mut at = 0;
         while let Some(op) = body.get(at) {
-            let fused = if shape.rows == 1 { self.fused(at)? } else { 0 };
+            let fused = if shape.rows == 1 { self.fused(at, shape)? } else { 0 };
             if fused == 0 {
                 self.op(op, shape)?;
             }
