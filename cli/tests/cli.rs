@@ -458,6 +458,7 @@ fn a_converted_folder_says_what_the_folder_says() {
     let convert = ["convert", folder, "--out", &out];
     assert!(misuse(&convert).contains("the file exists; replace it with --force"));
     assert_eq!(fs::read(&out).unwrap(), b"mine");
+    assert!(ok(&[]).contains("2 invalid options or a missing --force"));
     assert_eq!(ok(&with(&convert, &["--force"])), "");
     let ask = ["run", "--raw", "the hen", "-n", "8", "--preset", "greedy"];
     let reply = json(&with(&ask, &["--json", "-m", folder]));
