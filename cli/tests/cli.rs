@@ -1309,6 +1309,10 @@ fn devices_that_are_absent_are_one_line() {
         (!out.status.success()).then(|| failure(&out, 1))
     };
     let cuda = if cfg!(feature = "cuda") { "there is no NVIDIA driver" } else { "--features cuda" };
+    if cfg!(not(feature = "gpu")) {
+        let line = absent("gpu").unwrap();
+        assert!(line.contains("without wgpu") && line.contains("`--features gpu"), "{line}");
+    }
     for (device, problem) in [("cuda", cuda), ("metal", "--features metal")] {
         match absent(device) {
             Some(line) => assert!(line.contains(problem), "{line}"),
