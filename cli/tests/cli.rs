@@ -1297,6 +1297,11 @@ fn without_another_device_auto_is_the_cpu() {
     let silent = shohin(&ask).env_remove("SHOHIN_DEVICE").output().unwrap();
     assert!(!String::from_utf8_lossy(&silent.stderr).contains("on the CPU"));
     assert_eq!(stdout(silent), want);
+    // Nothing else was tried.
+    let split = shohin(&with(&ask, &["--device", "auto", "--split", "tensor:2"])).output().unwrap();
+    let said = String::from_utf8(split.stderr.clone()).unwrap();
+    assert!(said.starts_with("(on the CPU: a model that is split ") && said.lines().count() == 1, "{said}");
+    assert_eq!(stdout(split), want);
     let wrong = shohin(&ask).env("SHOHIN_DEVICE", "abacus").output().unwrap();
     assert!(failure(&wrong, 2).contains("expected auto, cpu, gpu"));
 }

@@ -76,6 +76,40 @@ fn cuda_sessions_go_on_with_other_ranks() {
     assert_eq!(std::fs::read(one).unwrap(), std::fs::read(split).unwrap());
 }
 
+/// What the program remarks on standard error; Mesa, which looks for GPUs too, complains there.
+fn remarks(output: &Output) -> Vec<String> {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    text.lines().filter(|line| line.starts_with('(')).map(String::from).collect()
+}
+
+/// The default choice: a line says which device it is.
+#[test]
+fn cuda_as_the_automatic_choice_is_one_line() {
+    let (folder, cache) = (libraries(false), tempfile::tempdir().unwrap());
+    let ask = ["run", "Hi", "--weight-cache", cache.path().to_str().unwrap()];
+    let first = shohin(folder.path(), &ask, "");
+    let said = remarks(&first);
+    assert!(said.len() == 1 && said[0].starts_with("(on the CPU: CPU as GPU 0 is slower: "), "{said:?}");
+    let want = stdout(first);
+    // As if it had been faster: the numbers of the CPU and of the device change places.
+    let measured = cache.path().join("measured-devices");
+    let swapped: String = std::fs::read_to_string(&measured)
+        .unwrap()
+        .lines()
+        .map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+            [key, cpu, device] => format!("{key} {device} {cpu}\n"),
+            _ => panic!("{line}"),
+        })
+        .collect();
+    std::fs::write(measured, swapped).unwrap();
+    let second = shohin(folder.path(), &ask, "");
+    assert_eq!(remarks(&second), ["(on CPU as GPU 0)"]);
+    assert_eq!(stdout(second), want);
+    // Who names the device knows it.
+    let named = shohin(folder.path(), &with(&ask, &CUDA), "");
+    assert_eq!(String::from_utf8_lossy(&named.stderr), "");
+}
+
 #[test]
 fn cuda_splits_that_cannot_be_are_refused_in_one_line() {
     let (all, without) = (libraries(true), libraries(false));

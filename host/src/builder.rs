@@ -269,14 +269,15 @@ impl Builder {
         if let Some(world) = &self.world {
             return world.lead(|| self.load_with(file, None));
         }
-        match self.device {
-            DeviceName::Auto
-                if self.split.is_none() && self.reads_weights && self.weights_window.is_none() =>
-            {
-                self.load_on_best(file)
-            }
-            _ => self.load_with(file, None),
+        if self.device != DeviceName::Auto || !self.reads_weights {
+            return self.load_with(file, None);
         }
+        let reason = match (self.split, self.weights_window) {
+            (None, None) => return self.load_on_best(file),
+            (Some(_), _) => "a model that is split runs on another device only by its name",
+            (None, Some(_)) => "weights that stay in the file are for the CPU",
+        };
+        self.load_with(file, Some(Fallback { reason: reason.into(), found: false }))
     }
 
     /// As [`Builder::load_file`], without the automatic choice.
