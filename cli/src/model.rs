@@ -161,6 +161,11 @@ impl ModelArgs {
             .attention(self.attention)
             .activations(self.act.into())
             .compact(self.compact)
+            .on_compile(|| {
+                terminal::remark(
+                    "(the NVIDIA driver compiles the kernels; it keeps the result for the next start)",
+                );
+            })
             .id42(self.id42);
         builder = builder.weight_cache(match &self.weight_cache {
             Some(dir) if dir.as_os_str() == "none" => None,

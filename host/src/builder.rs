@@ -51,6 +51,7 @@ pub struct Builder {
     rope_base: Option<f32>,
     alibi: Option<f32>,
     device: DeviceName,
+    on_compile: fn(),
     split: Option<Split>,
     #[cfg(feature = "mpi")]
     world: Option<Arc<World>>,
@@ -75,6 +76,7 @@ impl Default for Builder {
             rope_base: None,
             alibi: None,
             device: DeviceName::Auto,
+            on_compile: || (),
             split: None,
             #[cfg(feature = "mpi")]
             world: None,
@@ -210,6 +212,13 @@ impl Builder {
     /// Runs the model on NVIDIA GPU `number`, with CUDA.
     pub fn cuda(self, number: usize) -> Self {
         self.device(DeviceName::Cuda(number))
+    }
+
+    /// Calls `notice`, on another thread, once the NVIDIA driver has compiled the kernels for a second: the first start takes some
+    /// ten, and the driver keeps the result. Nobody is told unless set.
+    pub fn on_compile(mut self, notice: fn()) -> Self {
+        self.on_compile = notice;
+        self
     }
 
     /// Where repacked weights are kept.
@@ -368,7 +377,7 @@ impl Builder {
             return refused("a model on the CPU for ranks that are processes, or none");
         }
         match self.device {
-            DeviceName::Cuda(0) => on_several_cuda(file, &self.read, config, split),
+            DeviceName::Cuda(0) => on_several_cuda(file, &self.read, config, split, self.on_compile),
             DeviceName::Cuda(_) => refused("the device cuda, whose rank i is on GPU i, or none"),
             _ => refused("a model on the CPU or on NVIDIA GPUs (the device cuda), or none"),
         }
@@ -527,7 +536,7 @@ impl Builder {
             // Without the weights there is nothing to choose by.
             DeviceName::Auto | DeviceName::Cpu => Ok(Machine::Cpu),
             DeviceName::Metal => metal(gguf, config),
-            DeviceName::Cuda(number) => on_cuda(*number, gguf, config),
+            DeviceName::Cuda(number) => on_cuda(*number, self.on_compile, gguf, config),
             DeviceName::Gpu(name) => {
                 on_gpu(Some(name.as_str()).filter(|name| !name.is_empty()), gguf, config)
             }
@@ -546,12 +555,12 @@ fn on_gpu(_: Option<&str>, _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
 }
 
 #[cfg(feature = "cuda")]
-fn on_cuda(number: usize, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
-    CudaWeights::load(number, gguf, config).map(Machine::Cuda)
+fn on_cuda(number: usize, compiling: fn(), gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
+    CudaWeights::load(number, compiling, gguf, config).map(Machine::Cuda)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_cuda(_: usize, _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
+fn on_cuda(_: usize, _: fn(), _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
     Err(Error::NoCudaSupport)
 }
 
@@ -561,12 +570,13 @@ fn on_several_cuda(
     read: &ReadOptions,
     config: &ModelConfig,
     split: Split,
+    compiling: fn(),
 ) -> Result<Machine> {
-    crate::split::CudaSplit::load(file, read, config, split).map(Machine::SplitCuda)
+    crate::split::CudaSplit::load(file, read, config, split, compiling).map(Machine::SplitCuda)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_several_cuda(_: &ModelFile, _: &ReadOptions, _: &ModelConfig, _: Split) -> Result<Machine> {
+fn on_several_cuda(_: &ModelFile, _: &ReadOptions, _: &ModelConfig, _: Split, _: fn()) -> Result<Machine> {
     Err(Error::NoCudaSupport)
 }
 
