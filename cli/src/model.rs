@@ -55,8 +55,9 @@ pub(crate) struct ModelArgs {
     /// Run on a GPU; --gpu=NAME selects one by part of its name
     #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) gpu: Option<String>,
-    /// Run on this device: auto, cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal; `shohin inspect --devices` lists them
-    /// [env: SHOHIN_DEVICE] [default: auto, which is measured once per model]
+    /// Run on this device: auto, cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal; `shohin inspect --devices` lists them. auto
+    /// takes the fastest, measured once per model, and says on standard error which; the default does so, too, but says it
+    /// only where there is a choice [env: SHOHIN_DEVICE] [default: auto]
     #[arg(long, global = true, value_name = "DEVICE", conflicts_with = "gpu", value_parser = str::parse::<DeviceName>)]
     pub(crate) device: Option<DeviceName>,
     /// Split the model among N ranks, each with a part of the threads, or with --device cuda on a GPU of its own (by NCCL):
@@ -160,6 +161,11 @@ impl ModelArgs {
             .attention(self.attention)
             .activations(self.act.into())
             .compact(self.compact)
+            .on_compile(|| {
+                terminal::remark(
+                    "(the NVIDIA driver compiles the kernels; it keeps the result for the next start)",
+                );
+            })
             .id42(self.id42);
         builder = builder.weight_cache(match &self.weight_cache {
             Some(dir) if dir.as_os_str() == "none" => None,
@@ -254,13 +260,24 @@ impl ModelArgs {
     /// Loads the model.
     pub(crate) fn load(&self) -> Result<Model> {
         let model = self.builder().load_file(&self.open()?)?;
-        // That there is no other device is only said if the choice was asked for.
-        if let Some(Fallback { reason, found }) = model.fallback()
-            && (*found || self.device == Some(DeviceName::Auto))
-        {
-            terminal::remark(format_args!("(on the CPU: {reason})"));
-        }
+        self.remark_on_choice(&model);
         Ok(model)
+    }
+
+    /// Says which device the automatic choice is. Where there is only the CPU, that is news only to those who asked for a
+    /// choice.
+    fn remark_on_choice(&self, model: &Model) {
+        let named = self.gpu.is_some() || self.device.as_ref().is_some_and(|name| *name != DeviceName::Auto);
+        if named {
+            return;
+        }
+        match (model.gpu(), model.fallback()) {
+            (Some(gpu), _) => terminal::remark(format_args!("(on {gpu})")),
+            (None, Some(Fallback { reason, found })) if *found || self.device.is_some() => {
+                terminal::remark(format_args!("(on the CPU: {reason})"));
+            }
+            (None, _) => {}
+        }
     }
 
     /// Warns on standard error about options that have no effect on the model.

@@ -37,7 +37,7 @@ pub(crate) struct QuantizeArgs {
     /// The file to write
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
-    /// Replace the file if it exists
+    /// Replace the file if it exists; without this, it is an error (exit code 2)
     #[arg(short, long)]
     force: bool,
     /// Print one JSON object

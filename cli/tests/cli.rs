@@ -458,6 +458,7 @@ fn a_converted_folder_says_what_the_folder_says() {
     let convert = ["convert", folder, "--out", &out];
     assert!(misuse(&convert).contains("the file exists; replace it with --force"));
     assert_eq!(fs::read(&out).unwrap(), b"mine");
+    assert!(ok(&[]).contains("2 invalid options or a missing --force"));
     assert_eq!(ok(&with(&convert, &["--force"])), "");
     let ask = ["run", "--raw", "the hen", "-n", "8", "--preset", "greedy"];
     let reply = json(&with(&ask, &["--json", "-m", folder]));
@@ -1296,6 +1297,11 @@ fn without_another_device_auto_is_the_cpu() {
     let silent = shohin(&ask).env_remove("SHOHIN_DEVICE").output().unwrap();
     assert!(!String::from_utf8_lossy(&silent.stderr).contains("on the CPU"));
     assert_eq!(stdout(silent), want);
+    // Nothing else was tried.
+    let split = shohin(&with(&ask, &["--device", "auto", "--split", "tensor:2"])).output().unwrap();
+    let said = String::from_utf8(split.stderr.clone()).unwrap();
+    assert!(said.starts_with("(on the CPU: a model that is split ") && said.lines().count() == 1, "{said}");
+    assert_eq!(stdout(split), want);
     let wrong = shohin(&ask).env("SHOHIN_DEVICE", "abacus").output().unwrap();
     assert!(failure(&wrong, 2).contains("expected auto, cpu, gpu"));
 }
@@ -1308,6 +1314,10 @@ fn devices_that_are_absent_are_one_line() {
         (!out.status.success()).then(|| failure(&out, 1))
     };
     let cuda = if cfg!(feature = "cuda") { "there is no NVIDIA driver" } else { "--features cuda" };
+    if cfg!(not(feature = "gpu")) {
+        let line = absent("gpu").unwrap();
+        assert!(line.contains("without wgpu") && line.contains("`--features gpu"), "{line}");
+    }
     for (device, problem) in [("cuda", cuda), ("metal", "--features metal")] {
         match absent(device) {
             Some(line) => assert!(line.contains(problem), "{line}"),

@@ -26,11 +26,17 @@ fn libraries(with_nccl: bool) -> TempDir {
     folder
 }
 
-/// Runs the program on the GPU, with lines as its input.
-fn shohin(libraries: &Path, args: &[&str], input: &str) -> Output {
+/// The program with a GPU.
+fn command(libraries: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
     command.args(args).args(GREEDY).env("LD_LIBRARY_PATH", libraries);
     command.env("SHOHIN_WEIGHT_CACHE", "none").env_remove("SHOHIN_DEVICE");
+    command
+}
+
+/// Runs the program on the GPU, with lines as its input.
+fn shohin(libraries: &Path, args: &[&str], input: &str) -> Output {
+    let mut command = command(libraries, args);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // Runs that fail do not read it.
@@ -74,6 +80,63 @@ fn cuda_sessions_go_on_with_other_ranks() {
         [say("Hi\n", &split, &["--split", "tensor:2"]), say("Why?\n", &split, &["--split", "pipeline:2"])];
     assert_eq!(got, want);
     assert_eq!(std::fs::read(one).unwrap(), std::fs::read(split).unwrap());
+}
+
+/// What the program remarks on standard error; Mesa, which looks for GPUs too, complains there.
+fn remarks(output: &Output) -> Vec<String> {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    text.lines().filter(|line| line.starts_with('(')).map(String::from).collect()
+}
+
+/// The default choice: a line says which device it is.
+#[test]
+fn cuda_as_the_automatic_choice_is_one_line() {
+    let (folder, cache) = (libraries(false), tempfile::tempdir().unwrap());
+    let ask = ["run", "Hi", "--weight-cache", cache.path().to_str().unwrap()];
+    let first = shohin(folder.path(), &ask, "");
+    let said = remarks(&first);
+    assert!(said.len() == 1 && said[0].starts_with("(on the CPU: CPU as GPU 0 is slower: "), "{said:?}");
+    let want = stdout(first);
+    // As if it had been faster: the numbers of the CPU and of the device change places.
+    let measured = cache.path().join("measured-devices");
+    let swapped: String = std::fs::read_to_string(&measured)
+        .unwrap()
+        .lines()
+        .map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+            [key, cpu, device] => format!("{key} {device} {cpu}\n"),
+            _ => panic!("{line}"),
+        })
+        .collect();
+    std::fs::write(measured, swapped).unwrap();
+    let second = shohin(folder.path(), &ask, "");
+    assert_eq!(remarks(&second), ["(on CPU as GPU 0)"]);
+    assert_eq!(stdout(second), want);
+    // Who names the device knows it.
+    let named = shohin(folder.path(), &with(&ask, &CUDA), "");
+    assert_eq!(String::from_utf8_lossy(&named.stderr), "");
+}
+
+/// A driver that compiles the kernels, once it has taken a second, and only then.
+#[test]
+fn cuda_kernels_that_are_compiled_are_one_line() {
+    let folder = libraries(false);
+    let ask = with(&["run", "Hi", "--json"], &CUDA);
+    let run = |milliseconds: &str| {
+        let mut command = command(folder.path(), &ask);
+        command.env("SHOHIN_SHIM_COMPILES", milliseconds).stdin(Stdio::null()).output().unwrap()
+    };
+    let (kept, compiled) = (run("10"), run("1500"));
+    assert_eq!(String::from_utf8_lossy(&kept.stderr), "");
+    let said = String::from_utf8(compiled.stderr.clone()).unwrap();
+    assert!(
+        said.starts_with("(the NVIDIA driver compiles the kernels; ") && said.lines().count() == 1,
+        "{said}"
+    );
+    let text = |output| {
+        let reply: serde_json::Value = serde_json::from_str(&stdout(output)).unwrap();
+        reply["text"].clone()
+    };
+    assert_eq!(text(compiled), text(kept));
 }
 
 #[test]

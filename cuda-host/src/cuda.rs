@@ -6,8 +6,10 @@ use core::ffi::c_void;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 use shohin_core::Name;
 use std::ffi::CString;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 /// The kernels, compiled for compute capability 7.5 and for 9.0; the driver compiles them for newer GPUs.
 const PTX: [&str; 2] = [include_str!("../kernels/shohin.ptx"), include_str!("../kernels/shohin_90.ptx")];
@@ -15,6 +17,9 @@ const PTX: [&str; 2] = [include_str!("../kernels/shohin.ptx"), include_str!("../
 /// How much of a multiprocessor's cache is the memory of blocks, the same for all kernels: it must be idle before it is divided in
 /// another way, and launches could not overlap.
 const SHARED_PERCENT: i32 = 30;
+
+/// Kernels that the driver has kept are loaded in a fraction of it; those that it compiles take some ten seconds.
+const KEPT: Duration = Duration::from_secs(1);
 
 /// An NVIDIA GPU.
 pub struct Cuda {
@@ -82,6 +87,23 @@ fn check_library() -> Result<()> {
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(absent("there is no NVIDIA driver")) }
 }
 
+/// Calls `late` on another thread if `work` takes longer than `limit`.
+fn overseen<T>(work: impl FnOnce() -> T, limit: Duration, late: fn()) -> T {
+    thread::scope(|scope| {
+        let (working, ended) = mpsc::channel::<()>();
+        let wait = move || {
+            if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                late();
+            }
+        };
+        // Where no thread can be started, nobody is told.
+        let _ = thread::Builder::new().spawn_scoped(scope, wait);
+        let done = work();
+        drop(working);
+        done
+    })
+}
+
 impl Cuda {
     /// The names of the GPUs, in the order of their numbers; empty without a driver.
     pub fn names() -> Vec<String> {
@@ -98,6 +120,15 @@ impl Cuda {
     /// # Errors
     /// [`Error::Absent`] without a driver or such a GPU.
     pub fn open(number: usize) -> Result<Cuda> {
+        Cuda::open_with(number, || ())
+    }
+
+    /// As [`Cuda::open`]. Calls `compiling`, on another thread, if loading the kernels takes longer than a second: the driver
+    /// compiles them then, and keeps the result for the next start.
+    ///
+    /// # Errors
+    /// As [`Cuda::open`].
+    pub fn open_with(number: usize, compiling: fn()) -> Result<Cuda> {
         check_library()?;
         let count = CudaContext::device_count().map_err(refused("cuDeviceGetCount"))?;
         if number >= count.max(0) as usize {
@@ -115,8 +146,8 @@ impl Cuda {
         let ptx = CString::new(PTX[usize::from(overlaps)]);
         let ptx = ptx.map_err(|_| absent("the kernels have a zero byte"))?;
         // SAFETY: `ptx` is text that ends with a zero byte, and the context is current.
-        let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
-        let module = module.map_err(refused("cuModuleLoadData"))?;
+        let load = || unsafe { result::module::load_data(ptx.as_ptr().cast()) };
+        let module = overseen(load, KEPT, compiling).map_err(refused("cuModuleLoadData"))?;
         let (events, recorder, recorded) = (Mutex::default(), Mutex::new(None), Condvar::new());
         Ok(Cuda {
             name,

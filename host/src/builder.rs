@@ -51,6 +51,7 @@ pub struct Builder {
     rope_base: Option<f32>,
     alibi: Option<f32>,
     device: DeviceName,
+    on_compile: fn(),
     split: Option<Split>,
     #[cfg(feature = "mpi")]
     world: Option<Arc<World>>,
@@ -75,6 +76,7 @@ impl Default for Builder {
             rope_base: None,
             alibi: None,
             device: DeviceName::Auto,
+            on_compile: || (),
             split: None,
             #[cfg(feature = "mpi")]
             world: None,
@@ -212,6 +214,13 @@ impl Builder {
         self.device(DeviceName::Cuda(number))
     }
 
+    /// Calls `notice`, on another thread, once the NVIDIA driver has compiled the kernels for a second: the first start takes some
+    /// ten, and the driver keeps the result. Nobody is told unless set.
+    pub fn on_compile(mut self, notice: fn()) -> Self {
+        self.on_compile = notice;
+        self
+    }
+
     /// Where repacked weights are kept.
     pub(crate) fn cache(&self) -> Option<&WeightCache> {
         self.weight_cache.as_ref()
@@ -269,14 +278,15 @@ impl Builder {
         if let Some(world) = &self.world {
             return world.lead(|| self.load_with(file, None));
         }
-        match self.device {
-            DeviceName::Auto
-                if self.split.is_none() && self.reads_weights && self.weights_window.is_none() =>
-            {
-                self.load_on_best(file)
-            }
-            _ => self.load_with(file, None),
+        if self.device != DeviceName::Auto || !self.reads_weights {
+            return self.load_with(file, None);
         }
+        let reason = match (self.split, self.weights_window) {
+            (None, None) => return self.load_on_best(file),
+            (Some(_), _) => "a model that is split runs on another device only by its name",
+            (None, Some(_)) => "weights that stay in the file are for the CPU",
+        };
+        self.load_with(file, Some(Fallback { reason: reason.into(), found: false }))
     }
 
     /// As [`Builder::load_file`], without the automatic choice.
@@ -367,7 +377,7 @@ impl Builder {
             return refused("a model on the CPU for ranks that are processes, or none");
         }
         match self.device {
-            DeviceName::Cuda(0) => on_several_cuda(file, &self.read, config, split),
+            DeviceName::Cuda(0) => on_several_cuda(file, &self.read, config, split, self.on_compile),
             DeviceName::Cuda(_) => refused("the device cuda, whose rank i is on GPU i, or none"),
             _ => refused("a model on the CPU or on NVIDIA GPUs (the device cuda), or none"),
         }
@@ -526,7 +536,7 @@ impl Builder {
             // Without the weights there is nothing to choose by.
             DeviceName::Auto | DeviceName::Cpu => Ok(Machine::Cpu),
             DeviceName::Metal => metal(gguf, config),
-            DeviceName::Cuda(number) => on_cuda(*number, gguf, config),
+            DeviceName::Cuda(number) => on_cuda(*number, self.on_compile, gguf, config),
             DeviceName::Gpu(name) => {
                 on_gpu(Some(name.as_str()).filter(|name| !name.is_empty()), gguf, config)
             }
@@ -545,12 +555,12 @@ fn on_gpu(_: Option<&str>, _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
 }
 
 #[cfg(feature = "cuda")]
-fn on_cuda(number: usize, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
-    CudaWeights::load(number, gguf, config).map(Machine::Cuda)
+fn on_cuda(number: usize, compiling: fn(), gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
+    CudaWeights::load(number, compiling, gguf, config).map(Machine::Cuda)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_cuda(_: usize, _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
+fn on_cuda(_: usize, _: fn(), _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
     Err(Error::NoCudaSupport)
 }
 
@@ -560,12 +570,13 @@ fn on_several_cuda(
     read: &ReadOptions,
     config: &ModelConfig,
     split: Split,
+    compiling: fn(),
 ) -> Result<Machine> {
-    crate::split::CudaSplit::load(file, read, config, split).map(Machine::SplitCuda)
+    crate::split::CudaSplit::load(file, read, config, split, compiling).map(Machine::SplitCuda)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_several_cuda(_: &ModelFile, _: &ReadOptions, _: &ModelConfig, _: Split) -> Result<Machine> {
+fn on_several_cuda(_: &ModelFile, _: &ReadOptions, _: &ModelConfig, _: Split, _: fn()) -> Result<Machine> {
     Err(Error::NoCudaSupport)
 }
 

@@ -22,9 +22,15 @@ pub(crate) fn session_bytes(model: &CudaModel<Cuda>, session: &SessionOptions) -
 }
 
 impl CudaWeights {
-    /// Uploads the model to GPU `number`.
-    pub(crate) fn load(number: usize, gguf: &Gguf<'_>, config: ModelConfig) -> Result<CudaWeights> {
-        Ok(CudaWeights(CudaModel::with_config(Arc::new(Cuda::open(number)?), gguf, config)?))
+    /// Uploads the model to GPU `number`; `compiling` as for [`Cuda::open_with`].
+    pub(crate) fn load(
+        number: usize,
+        compiling: fn(),
+        gguf: &Gguf<'_>,
+        config: ModelConfig,
+    ) -> Result<CudaWeights> {
+        let gpu = Arc::new(Cuda::open_with(number, compiling)?);
+        Ok(CudaWeights(CudaModel::with_config(gpu, gguf, config)?))
     }
 
     /// The GPU's name.

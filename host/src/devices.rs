@@ -218,7 +218,10 @@ impl Builder {
             ));
         }
         if reasons.is_empty() {
-            reasons.push("this program was built for no other device".into());
+            reasons.push(
+                "this program was built for no other device; the features gpu, cuda and metal add some"
+                    .into(),
+            );
         }
         let fallback = Fallback { reason: reasons.join("; "), found };
         on(DeviceName::Cpu).load_with(file, Some(fallback))

@@ -192,14 +192,19 @@ impl fmt::Display for Error {
                 write!(f, "text {number} has {found} tokens, but the model supports {most}")
             }
             Error::NotFinite => f.write_str("the model's hidden states are not all finite"),
-            Error::NoGpuSupport => {
-                f.write_str("this program was built without GPUs; build it with `--features gpu`")
-            }
-            Error::NoMetalSupport => {
-                f.write_str("this program was built without Metal; build it on a Mac with `--features metal`")
-            }
+            Error::NoGpuSupport => write!(
+                f,
+                "this program was built without wgpu (GPUs through Vulkan, Metal or Direct3D); build it with `{}`{}",
+                features_with("gpu"),
+                if cfg!(feature = "cuda") { ", or choose the device cuda, which it has" } else { "" }
+            ),
+            Error::NoMetalSupport => write!(
+                f,
+                "this program was built without Metal; build it on a Mac with `{}`",
+                features_with("metal")
+            ),
             Error::NoCudaSupport => {
-                f.write_str("this program was built without CUDA; build it with `--features cuda`")
+                write!(f, "this program was built without CUDA; build it with `{}`", features_with("cuda"))
             }
             #[cfg(feature = "cuda")]
             Error::Cuda(source) => source.fmt(f),
@@ -278,6 +283,18 @@ impl From<shohin_cuda::Error> for Error {
     fn from(source: shohin_cuda::Error) -> Self {
         Error::Cuda(Box::new(source))
     }
+}
+
+/// The option that adds a feature to those that this program has, as another build without them would lack their devices.
+fn features_with(missing: &str) -> String {
+    let built = [
+        ("gpu", cfg!(feature = "gpu")),
+        ("cuda", cfg!(feature = "cuda")),
+        ("metal", cfg!(all(feature = "metal", target_os = "macos"))),
+        ("mpi", cfg!(feature = "mpi")),
+    ];
+    let built = built.iter().filter(|(_, built)| *built).map(|(name, _)| *name);
+    format!("--features {}", std::iter::once(missing).chain(built).collect::<Vec<_>>().join(","))
 }
 
 /// The system's message without Rust's `(os error 2)`.
@@ -372,3 +389,23 @@ impl fmt::Display for HubError {
 
 #[cfg(feature = "hub")]
 impl std::error::Error for HubError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever follows the advice of a build with one kind of device must not lose that kind.
+    #[test]
+    fn a_missing_device_is_added_to_those_that_are_there() {
+        let feature = |on, name| if on { name } else { "" };
+        let (gpu, cuda) = (feature(cfg!(feature = "gpu"), ",gpu"), feature(cfg!(feature = "cuda"), ",cuda"));
+        let mpi = feature(cfg!(feature = "mpi"), ",mpi");
+        let found = Error::NoMetalSupport.to_string();
+        if cfg!(not(target_os = "macos")) {
+            assert!(found.ends_with(&format!("`--features metal{gpu}{cuda}{mpi}`")), "{found}");
+        }
+        let found = Error::NoGpuSupport.to_string();
+        assert!(found.contains("without wgpu") && !found.contains('\n'), "{found}");
+        assert_eq!(found.contains("the device cuda"), cfg!(feature = "cuda"), "{found}");
+    }
+}

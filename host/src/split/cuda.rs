@@ -41,17 +41,19 @@ pub(crate) struct CudaSplit {
 }
 
 impl CudaSplit {
-    /// Divides the weights of `file` among GPUs.
+    /// Divides the weights of `file` among GPUs; `compiling` as for [`Cuda::open_with`].
     pub(crate) fn load(
         file: &ModelFile,
         read: &ReadOptions,
         config: &ModelConfig,
         split: Split,
+        compiling: fn(),
     ) -> Result<CudaSplit> {
         Cuda::require(split.ranks())?;
         let nccl = Nccl::load()?;
         let gpus: Vec<usize> = (0..split.ranks()).collect();
-        let drivers = gpus.iter().map(|&gpu| Cuda::open(gpu)).collect::<Result<Vec<_>, _>>()?;
+        let drivers =
+            gpus.iter().map(|&gpu| Cuda::open_with(gpu, compiling)).collect::<Result<Vec<_>, _>>()?;
         let name = drivers.iter().map(Driver::name).collect::<Vec<_>>().join(", ");
         let drivers: Vec<_> = drivers.into_iter().map(Arc::new).collect();
         // After the drivers: an error drops it first.
