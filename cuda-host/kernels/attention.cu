@@ -308,8 +308,12 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention(Att
     Cache cache = cache_of(a.rope.caches, p.row, a.rope.layer);
     p.query = a.rope.positions[p.row];
     u32 count = p.query + 1, parts = min((count + PART_POSITIONS - 1) / PART_POSITIONS, a.parts_count);
-    // The whole block.
-    if (blockIdx.z >= parts) return;
+    // The whole block, of a shorter sequence than others.
+    if (blockIdx.z >= parts) {
+        if (!rotated) wait_for_launch();
+        let_next_launch();
+        return;
+    }
     u32 span = (count + parts - 1) / parts;
     p.begin = min(blockIdx.z * span, count), p.end = min(p.begin + span, count);
     p.own = !rotated && p.begin <= p.query && p.query < p.end ? p.query : ~0u;

@@ -229,6 +229,8 @@ template <int BITS> struct ChunkReader {
     }
 
     __device__ __forceinline__ void expect_piece() const {
+        // A lane for each line of memory.
+        if (threadIdx.x % 8 != 0) return;
         for (int i = 0; i < LOADS; i++) prefetch(codes + (32 * BITS * DISTANCE - 32 * LOADS * AHEAD + 32 * i));
     }
 
@@ -362,10 +364,11 @@ const u32 MANY_WARPS = 8, MANY_THREADS = 32 * MANY_WARPS;
 const u32 MANY_STRIDE = 64 + 8;
 
 // A chunk of the rows of the batch: words as in `RowOfBlock`, and for each unit the float that a sum of zero is, and the factor of
-// what exceeds it.
+// what exceeds it. And the scales of the tiles of the block, of all rows of a tile and all groups of the chunk.
 template <u32 TOKENS> struct RowsOfBlock {
     u32 words[TOKENS * MANY_STRIDE];
     float2 units[8][TOKENS];
+    u32 scales[2 * MANY_THREADS];
 };
 
 // What a thread loads of a chunk before it is needed.
@@ -373,6 +376,7 @@ template <u32 TOKENS> struct RowsLoaded {
     static const u32 LOADS = (TOKENS * 16 + MANY_THREADS - 1) / MANY_THREADS;
     uint4 words[LOADS];
     Meta meta;
+    u32 scales[2];
 };
 
 template <u32 TOKENS>
@@ -381,6 +385,13 @@ __device__ __forceinline__ void load_rows(const TilesArgs &a, u32 first, u32 cou
         u32 i = threadIdx.x + k * MANY_THREADS, token = min(i / 16, count - 1), at = chunk * 16 + i % 16;
         bool has = at < 2 * a.units;
         to.words[k] = has ? *((const uint4 *)a.words + ((u64)(first + token) * 2 * a.units + at)) : uint4{0, 0, 0, 0};
+    }
+    // Words of a tile, and those of all tiles of the block.
+    u32 words = 64 >> a.shift, tiles = 2 * MANY_WARPS >> a.split;
+    for (u32 k = 0; k < 2; k++) {
+        // The last tile again, if there is no other.
+        u32 i = threadIdx.x + k * MANY_THREADS, tile = min(blockIdx.x * tiles + i / words, a.tiles - 1);
+        if (i < words * tiles) to.scales[k] = __ldg((const u32 *)a.scales + ((u64)tile * a.chunks + chunk) * words + i % words);
     }
     u32 token = min(threadIdx.x / 8, count - 1), unit = chunk * 8 + threadIdx.x % 8;
     to.meta = unit < a.units ? a.meta[(u64)(first + token) * a.units + unit] : Meta{0.0f, {0, 0}};
@@ -395,6 +406,7 @@ __device__ __forceinline__ void store_rows(const TilesArgs &a, const RowsLoaded<
         uint4 four = from.words[k];
         words[0] = four.x, words[2] = four.y, words[4] = four.z, words[6] = four.w;
     }
+    for (u32 k = 0; k < 2; k++) to.scales[threadIdx.x + k * MANY_THREADS] = from.scales[k];
     if (threadIdx.x >= TOKENS * 8) return;
     // A code c at bit p of a byte counts 2^p c, and is worth factor c - offset: that of one bit counts twice as much, as half its
     // offset is no integer.
@@ -410,23 +422,24 @@ template <int BITS, u32 TOKENS> __device__ __forceinline__ void tiles_many(const
     __shared__ __align__(16) RowsOfBlock<TOKENS> rows[2];
     const u32 CHUNK = 32 * BITS, PER = 8 / BITS, SPAN = BITS <= 2 ? 2 : 1, BLOCKS = TOKENS / 8;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 split = 1 << a.split, part = warp & (split - 1), units = 8 >> a.split, begin = part * units, end = begin + units;
+    // Units of a chunk that the warp has, and those of a load.
+    u32 split = 1 << a.split, part = warp & (split - 1), units = 8 >> a.split, begin = part * units, together = min(units, PER);
     u32 first = blockIdx.y * TOKENS, count = min(a.tokens - first, TOKENS);
-    u32 groups = 8 >> a.shift;
-    u32 tile = (blockIdx.x * (MANY_WARPS >> a.split) + (warp >> a.split)) * 2;
+    u32 groups = 8 >> a.shift, tile_of_block = (warp >> a.split) * 2;
+    u32 tile = blockIdx.x * (2 * MANY_WARPS >> a.split) + tile_of_block;
     const uint4 *codes[2];
-    const unsigned short *scales[2];
     uint4 next[2];
     for (u32 r = 0; r < 2; r++) {
         // The last tile again, if there is no other.
         u64 at = (u64)min(tile + r, a.tiles - 1) * a.chunks;
-        codes[r] = a.codes + (at * CHUNK + lane);
-        scales[r] = a.scales + ((at * 16 + g) * groups);
-        next[r] = __ldg(codes[r] + begin / PER * 32);
+        codes[r] = a.codes + (at * CHUNK + begin / PER * 32 + lane);
+        next[r] = __ldg(codes[r]);
     }
+    // The load after the last one of a chunk.
+    u32 jump = CHUNK - (units / together - 1) * 32;
     wait_for_launch();
     let_next_launch();
-    RowsLoaded<TOKENS> loaded;
+    RowsLoaded<TOKENS> loaded = {};
     load_rows(a, first, count, 0, loaded);
     store_rows<BITS>(a, loaded, rows[0]);
     __syncthreads();
@@ -439,49 +452,51 @@ template <int BITS, u32 TOKENS> __device__ __forceinline__ void tiles_many(const
         const RowsOfBlock<TOKENS> &in = rows[chunk % 2];
         bool more = chunk + 1 < a.chunks;
         if (more) load_rows(a, first, count, chunk + 1, loaded);
-        uint4 now[2];
 #pragma unroll 1
-        for (u32 unit = begin; unit < end; unit += SPAN) {
-            if (unit == begin || unit % PER == 0) {
-                now[0] = next[0], now[1] = next[1];
-                u32 last = (unit / PER + 1) * PER;
-                u32 at = last < end ? last / PER * 32 : more ? CHUNK + begin / PER * 32 : 0;
-                for (u32 r = 0; r < 2; r++) next[r] = __ldg(codes[r] + at);
-            }
-            u32 codes_of[SPAN][2][4];
-            float scale[2][2];
+        for (u32 at = begin; at < begin + units; at += together) {
+            uint4 now[2] = {next[0], next[1]};
+            bool ends = at + together == begin + units;
             for (u32 r = 0; r < 2; r++) {
-                const unsigned short *at = scales[r] + (unit >> a.shift);
-                scale[r][0] = half_value(__ldg(at)), scale[r][1] = half_value(__ldg(at + 8 * groups));
-                for (u32 v = 0; v < SPAN; v++) {
-                    u32 mask = code_mask<BITS>() << (BITS * ((unit + v) % PER)), *to = codes_of[v][r];
-                    to[0] = now[r].x & mask, to[1] = now[r].y & mask, to[2] = now[r].z & mask, to[3] = now[r].w & mask;
-                    if (BITS == 1 && v == 0 && unit == 0)
-                        for (u32 i = 0; i < 4; i++) to[i] *= 2;
-                }
+                codes[r] += !ends ? 32 : more ? jump : 0;
+                next[r] = __ldg(codes[r]);
             }
-#pragma unroll
-            for (u32 b = 0; b < BLOCKS; b++) {
-                float both[2][4];
-#pragma unroll
-                for (u32 v = 0; v < SPAN; v++) {
-                    uint2 word = *(const uint2 *)(in.words + ((8 * b + g) * MANY_STRIDE + (unit + v) * 8 + 2 * t));
-                    float4 two = *(const float4 *)&in.units[unit + v][8 * b + 2 * t];
-                    for (u32 r = 0; r < 2; r++) {
-                        int n[4];
-                        mma_16x8x32<BITS == 8>(n, start, codes_of[v][r], word.x, word.y);
-                        for (u32 i = 0; i < 4; i++) {
-                            float zero = i % 2 ? two.z : two.x, by = i % 2 ? two.w : two.y;
-                            float sum = __fadd_rn(__uint_as_float((u32)n[i]), -zero);
-                            both[r][i] = v == 0 ? __fmul_rn(sum, by) : __fmaf_rn(sum, by, both[r][i]);
-                        }
+#pragma unroll 1
+            for (u32 unit = at; unit < at + together; unit += SPAN) {
+                u32 codes_of[SPAN][2][4];
+                float scale[2][2];
+                const unsigned short *scales =
+                    (const unsigned short *)in.scales + ((tile_of_block * 16 + g) * groups + (unit >> a.shift));
+                for (u32 r = 0; r < 2; r++) {
+                    scale[r][0] = half_value(scales[r * 16 * groups]), scale[r][1] = half_value(scales[(r * 16 + 8) * groups]);
+                    for (u32 v = 0; v < SPAN; v++) {
+                        u32 mask = code_mask<BITS>() << (BITS * ((unit + v) % PER)), *to = codes_of[v][r];
+                        to[0] = now[r].x & mask, to[1] = now[r].y & mask, to[2] = now[r].z & mask, to[3] = now[r].w & mask;
+                        if (BITS == 1 && v == 0 && unit == 0)
+                            for (u32 i = 0; i < 4; i++) to[i] *= 2;
                     }
                 }
-                for (u32 r = 0; r < 2; r++)
-                    for (u32 i = 0; i < 4; i++) sums[r][b][i] = __fmaf_rn(both[r][i], scale[r][i / 2], sums[r][b][i]);
+#pragma unroll
+                for (u32 b = 0; b < BLOCKS; b++) {
+                    float both[2][4];
+#pragma unroll
+                    for (u32 v = 0; v < SPAN; v++) {
+                        uint2 word = *(const uint2 *)(in.words + ((8 * b + g) * MANY_STRIDE + (unit + v) * 8 + 2 * t));
+                        float4 two = *(const float4 *)&in.units[unit + v][8 * b + 2 * t];
+                        for (u32 r = 0; r < 2; r++) {
+                            int n[4];
+                            mma_16x8x32<BITS == 8>(n, start, codes_of[v][r], word.x, word.y);
+                            for (u32 i = 0; i < 4; i++) {
+                                float zero = i % 2 ? two.z : two.x, by = i % 2 ? two.w : two.y;
+                                float sum = __fadd_rn(__uint_as_float((u32)n[i]), -zero);
+                                both[r][i] = v == 0 ? __fmul_rn(sum, by) : __fmaf_rn(sum, by, both[r][i]);
+                            }
+                        }
+                    }
+                    for (u32 r = 0; r < 2; r++)
+                        for (u32 i = 0; i < 4; i++) sums[r][b][i] = __fmaf_rn(both[r][i], scale[r][i / 2], sums[r][b][i]);
+                }
             }
         }
-        for (u32 r = 0; r < 2; r++) codes[r] += CHUNK, scales[r] += 16 * groups;
         if (more) store_rows<BITS>(a, loaded, rows[(chunk + 1) % 2]);
         __syncthreads();
     }

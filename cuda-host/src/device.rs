@@ -29,6 +29,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const KV_FORMATS: [KvFormat; 6] =
     [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Fp8E4M3, KvFormat::Fp8E5M2];
 
+/// Rows of a prompt that a device computes together, unless told otherwise: weights are read once for all of them.
+pub const BATCH: usize = 512;
+
 /// Parts of the positions among which the attention of a single row is divided, and of as many single tokens together; a warp
 /// has a lane for each.
 const PARTS: usize = 32;
@@ -331,7 +334,7 @@ impl<D: Driver> CudaDevice<D> {
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         self.write_step(segments, groups.first(), caches)?;
-        let shape = Shape::of(segments);
+        let shape = self.shape(segments);
         if shape.rows == segments.len() {
             let [group] = groups else {
                 self.single_tokens(shape, None)?;

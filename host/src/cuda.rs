@@ -6,7 +6,7 @@ use shohin_core::cache::FlatKv;
 use shohin_core::device::ScratchOptions;
 use shohin_core::model::ModelConfig;
 use shohin_core::{Activations, Gguf, Session, SessionOptions};
-use shohin_cuda::{Cuda, CudaDevice, CudaModel, Driver};
+use shohin_cuda::{BATCH, Cuda, CudaDevice, CudaModel, Driver};
 use std::sync::Arc;
 
 /// Weights on an NVIDIA GPU.
@@ -60,8 +60,7 @@ impl CudaWeights {
         session: &SessionOptions,
         activations: Activations,
     ) -> Result<Box<dyn Sequence>> {
-        let batch = ScratchOptions::default().batch;
-        let mut device = self.device(session.context, activations, batch)?;
+        let mut device = self.device(session.context, activations, BATCH)?;
         let session = Session::new(&mut device, session)?;
         Ok(Box::new(OnDevice::new(device, session, true)))
     }

@@ -249,7 +249,7 @@ impl<D: Driver> CudaDevice<D> {
             }
             let segments: Vec<Segment<'_>> = rows.segments().collect();
             self.write_step(&segments, None, caches)?;
-            self.first_operations(rest.len(), Shape::of(&segments))?;
+            self.first_operations(rest.len(), self.shape(&segments))?;
             let oldest = if begun < last { None } else { returning.next() };
             // At the same time: the other stages have no room for one more.
             let here = self.in_rank()?;

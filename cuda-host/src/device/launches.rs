@@ -57,13 +57,25 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// That of `segments`. A few single tokens need parts to keep a GPU busy, a power of two: a graph for each.
-    pub(super) fn of(segments: &[Segment<'_>]) -> Shape {
+    /// That of `segments`. A few single tokens need parts to keep a GPU of so many `processors` busy. More blocks than
+    /// these make all launches of a token wait for one another, and so do blocks without positions.
+    fn of(segments: &[Segment<'_>], program: &Program, processors: usize) -> Shape {
         let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
-        let most = if rows == segments.len() { (PARTS / rows.max(1)).max(1) } else { 1 };
+        if rows > segments.len() {
+            return Shape { rows, parts: 1 };
+        }
+        // Of all ranks of a tensor-parallel model, so that each has the parts of the whole one.
+        let blocks = attention_blocks(program) * rows * program.ranks / program.stages.max(1);
+        let most = (processors / blocks.max(1)).clamp(1, PARTS / rows.clamp(1, PARTS));
         let longest = segments.iter().map(|segment| segment.position + 1).max().unwrap_or(1);
-        Shape { rows, parts: longest.div_ceil(PART_POSITIONS).next_power_of_two().min(most) }
+        Shape { rows, parts: longest.div_ceil(PART_POSITIONS).min(most) }
     }
+}
+
+/// Blocks that the query heads of a row take.
+fn attention_blocks(program: &Program) -> usize {
+    let heads = program.heads;
+    heads.kv * (heads.query / heads.kv.max(1)).div_ceil(QUERIES)
 }
 
 /// Products with the same input.
@@ -172,6 +184,10 @@ fn may_be_fused(program: &Program, at: usize) -> bool {
 impl<D: Driver> CudaDevice<D> {
     pub(super) fn driver(&self) -> &D {
         &self.model.driver
+    }
+
+    pub(super) fn shape(&self, segments: &[Segment<'_>]) -> Shape {
+        Shape::of(segments, self.model.program(), self.driver().multiprocessors())
     }
 
     pub(super) fn launch<A: Pod>(
@@ -315,7 +331,11 @@ impl<D: Driver> CudaDevice<D> {
         } else {
             let batches = rows.div_ceil(MMA_TOKENS);
             // More warps for a tile if there are few blocks. Sums depend on it, so that it does not depend on the matrix' rows.
-            let split: usize = if rows > 4 * MMA_TOKENS { 2 } else { 4 };
+            let split: usize = match batches {
+                ..=4 => 4,
+                ..=8 => 2,
+                _ => 1,
+            };
             args.split = split.trailing_zeros();
             let blocks = tiles.div_ceil(2 * MANY_WARPS / split);
             let (grid, threads) = ([blocks as u32, batches as u32, 1], 32 * MANY_WARPS as u32);
@@ -420,8 +440,8 @@ impl<D: Driver> CudaDevice<D> {
         let ([words, meta], weight) = (self.integers(out), self.model.vector(weight)?);
         let (x, out) = (self.floats(x), self.floats(out));
         let args = NormArgs { x, weight, rows: list, out, words, meta, cols, eps };
-        // A row alone waits for memory: more threads wait at once.
-        let threads = if rows == 1 { 4 * THREADS } else { THREADS };
+        // Threads wait for memory: as many as a row has work for.
+        let threads = THREADS * (cols / THREADS).clamp(1, 4);
         self.launch(self.kernels.rmsnorm, [rows, 1, 1], threads, args)
     }
 
@@ -471,7 +491,7 @@ impl<D: Driver> CudaDevice<D> {
             parts_count: parts as u32,
             scale: core::f32::consts::LOG2_E / (heads.dim as f32).sqrt(),
         };
-        let blocks = heads.kv * (heads.query / heads.kv.max(1)).div_ceil(QUERIES);
+        let blocks = attention_blocks(self.model.program());
         self.launch(self.kernels.attention, [blocks, rows, parts], ATTENTION_THREADS, args)
     }
 

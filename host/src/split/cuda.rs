@@ -9,7 +9,7 @@ use shohin_core::device::ScratchOptions;
 use shohin_core::gguf::ReadOptions;
 use shohin_core::model::{ModelConfig, Program, Split};
 use shohin_core::{Activations, Session, SessionOptions};
-use shohin_cuda::{Communicator, Cuda, CudaDevice, CudaModel, Driver, Nccl};
+use shohin_cuda::{BATCH, Communicator, Cuda, CudaDevice, CudaModel, Driver, Nccl};
 use std::sync::{Arc, Mutex};
 
 /// A rank on a GPU.
@@ -103,7 +103,7 @@ impl CudaSplit {
         session: &SessionOptions,
         activations: Activations,
     ) -> Result<Box<dyn Sequence>> {
-        let mut device = self.device(session.context, activations, ScratchOptions::default().batch)?;
+        let mut device = self.device(session.context, activations, BATCH)?;
         let session = Session::new(&mut device, session)?;
         Ok(Box::new(OnDevice::new(device, session, true)))
     }
