@@ -362,13 +362,15 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
 const u32 MANY_WARPS = 8, MANY_THREADS = 32 * MANY_WARPS;
 // Words of a row of the batch in shared memory, so that a warp reads from all banks.
 const u32 MANY_STRIDE = 64 + 8;
+// Words of scales that a thread loads: 16 tiles have 64 each at most.
+const u32 MANY_SCALES = 16 * 64 / MANY_THREADS;
 
 // A chunk of the rows of the batch: words as in `RowOfBlock`, and for each unit the float that a sum of zero is, and the factor of
 // what exceeds it. And the scales of the tiles of the block, of all rows of a tile and all groups of the chunk.
 template <u32 TOKENS> struct RowsOfBlock {
     u32 words[TOKENS * MANY_STRIDE];
     float2 units[8][TOKENS];
-    u32 scales[2 * MANY_THREADS];
+    u32 scales[MANY_SCALES * MANY_THREADS];
 };
 
 // What a thread loads of a chunk before it is needed.
@@ -376,7 +378,7 @@ template <u32 TOKENS> struct RowsLoaded {
     static const u32 LOADS = (TOKENS * 16 + MANY_THREADS - 1) / MANY_THREADS;
     uint4 words[LOADS];
     Meta meta;
-    u32 scales[2];
+    u32 scales[MANY_SCALES];
 };
 
 template <u32 TOKENS>
@@ -388,7 +390,7 @@ __device__ __forceinline__ void load_rows(const TilesArgs &a, u32 first, u32 cou
     }
     // Words of a tile, and those of all tiles of the block.
     u32 words = 64 >> a.shift, tiles = 2 * MANY_WARPS >> a.split;
-    for (u32 k = 0; k < 2; k++) {
+    for (u32 k = 0; k < MANY_SCALES; k++) {
         // The last tile again, if there is no other.
         u32 i = threadIdx.x + k * MANY_THREADS, tile = min(blockIdx.x * tiles + i / words, a.tiles - 1);
         if (i < words * tiles) to.scales[k] = __ldg((const u32 *)a.scales + ((u64)tile * a.chunks + chunk) * words + i % words);
@@ -406,7 +408,7 @@ __device__ __forceinline__ void store_rows(const TilesArgs &a, const RowsLoaded<
         uint4 four = from.words[k];
         words[0] = four.x, words[2] = four.y, words[4] = four.z, words[6] = four.w;
     }
-    for (u32 k = 0; k < 2; k++) to.scales[threadIdx.x + k * MANY_THREADS] = from.scales[k];
+    for (u32 k = 0; k < MANY_SCALES; k++) to.scales[threadIdx.x + k * MANY_THREADS] = from.scales[k];
     if (threadIdx.x >= TOKENS * 8) return;
     // A code c at bit p of a byte counts 2^p c, and is worth factor c - offset: that of one bit counts twice as much, as half its
     // offset is no integer.

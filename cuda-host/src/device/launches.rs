@@ -332,8 +332,8 @@ impl<D: Driver> CudaDevice<D> {
             let batches = rows.div_ceil(MMA_TOKENS);
             // More warps for a tile if there are few blocks. Sums depend on it, so that it does not depend on the matrix' rows.
             let split: usize = match batches {
-                ..=4 => 4,
-                ..=8 => 2,
+                0..=4 => 4,
+                5..=8 => 2,
                 _ => 1,
             };
             args.split = split.trailing_zeros();

@@ -99,7 +99,7 @@ impl Driver for Shim {
     }
 
     fn multiprocessors(&self) -> usize {
-        3
+        5
     }
 
     fn alloc(&self, bytes: usize) -> Result<u64> {
