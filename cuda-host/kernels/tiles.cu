@@ -24,6 +24,8 @@ struct TilesArgs {
     const Meta *meta;
     signed char *rounded; // integers of a gated product of a single row, or null
     Meta *rounded_meta;
+    const float *ahead; // weights of the norm of the next launch, which memory is asked for
+    u32 ahead_lines;    // of 128 bytes
     u32 ends[3];
     u32 tiles, chunks, units; // of 32 columns: the last chunk may have fewer than 8
     u32 tokens;
@@ -33,6 +35,7 @@ struct TilesArgs {
     u32 zero;  // 0, which the compiler does not know
     int factor, offset;
     float eps;
+    u32 unused;
 };
 
 const u32 ONE_WARPS = 16, ONE_THREADS = 32 * ONE_WARPS;
@@ -268,6 +271,8 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
         out = !gated && warp < tiles && lane < 16 ? output_of(a, 0, (tile + warp) * 16 + lane) : nullptr;
     };
     if (base < a.tiles) begin(base);
+    // All blocks of the next launch read them at once.
+    for (u32 i = threadIdx.x; blockIdx.x == 0 && i < a.ahead_lines; i += ONE_THREADS) prefetch(a.ahead + 32 * i);
     touch(a);
     float before = 0.0f, scale = 1.0f;
     if constexpr (NORM) {

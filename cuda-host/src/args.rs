@@ -96,6 +96,8 @@ pub(crate) struct TilesArgs {
     pub(crate) meta: u64,
     pub(crate) rounded: u64,
     pub(crate) rounded_meta: u64,
+    pub(crate) ahead: u64,
+    pub(crate) ahead_lines: u32,
     pub(crate) ends: [u32; 3],
     pub(crate) tiles: u32,
     pub(crate) chunks: u32,
@@ -108,6 +110,7 @@ pub(crate) struct TilesArgs {
     pub(crate) factor: i32,
     pub(crate) offset: i32,
     pub(crate) eps: f32,
+    pub(crate) unused: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

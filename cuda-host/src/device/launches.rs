@@ -92,6 +92,8 @@ pub(super) struct Products<'p> {
     epilogue: Epilogue,
     rows: usize,
     experts: Option<OfExperts>,
+    /// The weights of the norm that follows.
+    ahead: Option<TensorId>,
 }
 
 impl<'p> Products<'p> {
@@ -101,7 +103,7 @@ impl<'p> Products<'p> {
         epilogue: Epilogue,
         rows: usize,
     ) -> Products<'p> {
-        Products { x, row: 0, norm: None, outputs, out: None, epilogue, rows, experts: None }
+        Products { x, row: 0, norm: None, outputs, out: None, epilogue, rows, experts: None, ahead: None }
     }
 
     /// Stored at this address.
@@ -270,7 +272,7 @@ impl<D: Driver> CudaDevice<D> {
 
     /// Products of matrices in tiles, of as many of `outputs` as are stored together: returns how many these are.
     fn tiles(&self, products: Products<'_>, outputs: &[(TensorId, BufferId)]) -> Result<usize> {
-        let Products { x, row, norm, out, epilogue, rows, .. } = products;
+        let Products { x, row, norm, out, epilogue, rows, ahead, .. } = products;
         let gated = epilogue == Epilogue::Swiglu;
         let (first_id, to) = outputs[0];
         let first = self.model.matrix(first_id)?.0;
@@ -316,6 +318,10 @@ impl<D: Driver> CudaDevice<D> {
         let share = if rows == 1 { Share::of(tiles, chunks, gated, processors) } else { None };
         let (kernel, size) = if let Some(share) = share {
             args.split = share.tiles as u32;
+            if let Some(weight) = ahead {
+                args.ahead = self.model.vector(weight)?;
+                args.ahead_lines = self.model.program().tensor(weight).cols.div_ceil(32) as u32;
+            }
             let kernel = match norm {
                 None => kernels.one,
                 Some(norm) => {
@@ -349,7 +355,7 @@ impl<D: Driver> CudaDevice<D> {
     /// As few launches as the matrices allow: those of one have the same input, and the same codes if there are many
     /// rows.
     pub(super) fn products(&self, products: Products<'_>) -> Result<()> {
-        let Products { x, row, norm, outputs, out, epilogue, rows, experts } = products;
+        let Products { x, row, norm, outputs, out, epilogue, rows, experts, .. } = products;
         let gated = epilogue == Epilogue::Swiglu;
         let mut rest = outputs;
         while let [(first, to), ..] = rest {
@@ -495,8 +501,8 @@ impl<D: Driver> CudaDevice<D> {
         self.launch(self.kernels.attention, [blocks, rows, parts], ATTENTION_THREADS, args)
     }
 
-    /// The launches of an operation.
-    pub(super) fn op(&self, op: &Op, shape: Shape) -> Result<()> {
+    /// The launches of an operation, which `next` follows.
+    fn op(&self, op: &Op, next: Option<&Op>, shape: Shape) -> Result<()> {
         let (program, rows) = (self.model.program(), shape.rows);
         let heads = program.heads;
         match op {
@@ -517,7 +523,9 @@ impl<D: Driver> CudaDevice<D> {
                     .try_for_each(|(weight, out)| self.quantize(*out, rows, program.tensor(*weight).rows))
             }
             Op::LinearAdd { x, weight, to } => {
-                self.products(Products::new(*x, &[(*weight, *to)], Epilogue::Add, rows))?;
+                let ahead = if let Some(Op::RmsNorm { weight, .. }) = next { Some(*weight) } else { None };
+                let outputs = [(*weight, *to)];
+                self.products(Products { ahead, ..Products::new(*x, &outputs, Epilogue::Add, rows) })?;
                 self.quantize(*to, rows, program.tensor(*weight).rows)
             }
             Op::LinearSwiglu { x, gate, up, out } => {
@@ -673,7 +681,7 @@ impl<D: Driver> CudaDevice<D> {
 
     /// The launches of the operations that follow the body.
     pub(super) fn tail(&self, shape: Shape) -> Result<()> {
-        self.model.program().tail.iter().try_for_each(|op| self.op(op, shape))
+        self.model.program().tail.iter().try_for_each(|op| self.op(op, None, shape))
     }
 
     /// The launches of the first `end` operations of the body.
@@ -683,7 +691,8 @@ impl<D: Driver> CudaDevice<D> {
         while let Some(op) = body.get(at) {
             let fused = if shape.rows == 1 { self.fused(at, shape)? } else { 0 };
             if fused == 0 {
-                self.op(op, shape)?;
+                let next = body.get(at + 1).or(self.model.program().head.first());
+                self.op(op, next, shape)?;
             }
             at += fused.max(1);
         }
