@@ -45,8 +45,8 @@ __device__ __forceinline__ bool sees(const Cache &p, u32 query, u32 key) {
 
 // Eight elements of a cache, and their scale.
 template <CacheKind KIND> struct Eight {
-    static const bool INTEGERS = KIND == CACHE_INT8 || KIND == CACHE_INT4;
-    static const u32 WORDS = KIND == CACHE_F32 ? 8 : KIND == CACHE_F16 ? 4 : KIND == CACHE_INT4 ? 1 : 2;
+    static constexpr bool INTEGERS = KIND == CACHE_INT8 || KIND == CACHE_INT4;
+    static constexpr u32 WORDS = KIND == CACHE_F32 ? 8 : KIND == CACHE_F16 ? 4 : KIND == CACHE_INT4 ? 1 : 2;
     u32 words[WORDS];
     float scale;
 };
@@ -128,7 +128,7 @@ struct Part {
 
 // The positions that the warps of a block read, in turn: half h of a warp has position 2 j + h of those that it reads at once.
 template <CacheKind KIND, u32 CHUNKS> struct Reader {
-    static const u32 KEYS = (KIND == CACHE_F32 ? 2 : 4) / CHUNKS, WARP = 2 * KEYS, BLOCK = WARP * ATTENTION_WARPS;
+    static constexpr u32 KEYS = (KIND == CACHE_F32 ? 2 : 4) / CHUNKS, WARP = 2 * KEYS, BLOCK = WARP * ATTENTION_WARPS;
     const Cache &cache;
     const Part &p;
 

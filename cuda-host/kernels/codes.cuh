@@ -20,40 +20,40 @@ template <int WORDS> __device__ __forceinline__ void load_unit(const u32 *p, u32
 }
 
 struct Bits1 {
-    static const u32 KIND = 0, WORDS = 1;
-    static const bool FLOAT = false, SIMPLE = true;
+    static constexpr u32 KIND = 0, WORDS = 1;
+    static constexpr bool FLOAT = false, SIMPLE = true;
     __device__ static u32 four(const u32 *w, u32 s, const u32 *) { return w[0] >> s & 0x01010101u; }
 };
 
 struct Bits2 {
-    static const u32 KIND = 1, WORDS = 2;
-    static const bool FLOAT = false, SIMPLE = true;
+    static constexpr u32 KIND = 1, WORDS = 2;
+    static constexpr bool FLOAT = false, SIMPLE = true;
     __device__ static u32 four(const u32 *w, u32 s, const u32 *) { return w[s / 4] >> (2 * (s % 4)) & 0x03030303u; }
 };
 
 struct Bits4 {
-    static const u32 KIND = 2, WORDS = 4;
-    static const bool FLOAT = false, SIMPLE = true;
+    static constexpr u32 KIND = 2, WORDS = 4;
+    static constexpr bool FLOAT = false, SIMPLE = true;
     __device__ static u32 four(const u32 *w, u32 s, const u32 *) { return w[s / 2] >> (4 * (s % 2)) & 0x0f0f0f0fu; }
 };
 
 struct Bits6 {
-    static const u32 KIND = 3, WORDS = 6;
-    static const bool FLOAT = false, SIMPLE = false;
+    static constexpr u32 KIND = 3, WORDS = 6;
+    static constexpr bool FLOAT = false, SIMPLE = false;
     __device__ static u32 four(const u32 *w, u32 s, const u32 *) {
         return (w[s / 2] >> (4 * (s % 2)) & 0x0f0f0f0fu) | (w[4 + s / 4] >> (2 * (s % 4)) & 0x03030303u) << 4;
     }
 };
 
 struct Bits8 {
-    static const u32 KIND = 4, WORDS = 8;
-    static const bool FLOAT = false, SIMPLE = true;
+    static constexpr u32 KIND = 4, WORDS = 8;
+    static constexpr bool FLOAT = false, SIMPLE = true;
     __device__ static u32 four(const u32 *w, u32 s, const u32 *) { return w[s]; }
 };
 
 struct Levels {
-    static const u32 KIND = 5, WORDS = 4;
-    static const bool FLOAT = false, SIMPLE = false;
+    static constexpr u32 KIND = 5, WORDS = 4;
+    static constexpr bool FLOAT = false, SIMPLE = false;
     __device__ static u32 four(const u32 *w, u32 s, const u32 *levels) {
         u32 codes = w[s / 2] >> (4 * (s % 2)), all = 0;
         for (u32 b = 0; b < 4; b++) {
@@ -65,21 +65,21 @@ struct Levels {
 };
 
 struct F16 {
-    static const u32 KIND = 6, WORDS = 16;
-    static const bool FLOAT = true, SIMPLE = false;
+    static constexpr u32 KIND = 6, WORDS = 16;
+    static constexpr bool FLOAT = true, SIMPLE = false;
     __device__ static float value(const u32 *w, u32 i) { return half_value(w[i / 2] >> (16 * (i % 2)) & 0xffff); }
 };
 
 struct Bf16 {
-    static const u32 KIND = 7, WORDS = 16;
-    static const bool FLOAT = true, SIMPLE = false;
+    static constexpr u32 KIND = 7, WORDS = 16;
+    static constexpr bool FLOAT = true, SIMPLE = false;
     __device__ static float value(const u32 *w, u32 i) {
         return __uint_as_float((w[i / 2] >> (16 * (i % 2)) & 0xffff) << 16);
     }
 };
 
 struct F32 {
-    static const u32 KIND = 8, WORDS = 32;
-    static const bool FLOAT = true, SIMPLE = false;
+    static constexpr u32 KIND = 8, WORDS = 32;
+    static constexpr bool FLOAT = true, SIMPLE = false;
     __device__ static float value(const u32 *w, u32 i) { return __uint_as_float(w[i]); }
 };

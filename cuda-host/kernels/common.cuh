@@ -119,15 +119,15 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The largest magnitude of a warp; that of NaN is 0.
+// The largest magnitude of a warp, or NaN if one of them is: their bits are in this order.
 __device__ __forceinline__ float warp_top(float x) {
-    u32 bits = x != x ? 0 : __float_as_uint(fabsf(x));
+    u32 bits = __float_as_uint(fabsf(x));
 #if __CUDA_ARCH__ >= 800
-    // Bits of magnitudes are in their order.
-    return __uint_as_float(__reduce_max_sync(0xffffffffu, bits));
+    bits = __reduce_max_sync(0xffffffffu, bits);
 #else
-    return warp_max(__uint_as_float(bits));
+    for (int o = 16; o > 0; o /= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, o));
 #endif
+    return __uint_as_float(bits);
 }
 
 __device__ __forceinline__ int warp_total(int x) {
@@ -170,9 +170,11 @@ __device__ __forceinline__ float divide(float a, float b) {
     return __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
 }
 
-// From an integer of a unit to a float, and back, by the largest magnitude of the unit: so small that its reciprocal may overflow, it
-// counts as zero.
-__device__ __forceinline__ float scale_of(float top) { return divide(top, 127.0f); }
+// From an integer of a unit to a float, and back, by the largest magnitude of the unit. One that is so small that its reciprocal may
+// overflow counts as zero. An infinity, NaN or one whose reciprocal is subnormal has no scale, so that it shows in every output.
+__device__ __forceinline__ float scale_of(float top) {
+    return top < 8e37f ? divide(top, 127.0f) : __uint_as_float(0x7fc00000u);
+}
 __device__ __forceinline__ float inverse_scale(float top) { return top > 1e-30f ? divide(127.0f, top) : 0.0f; }
 
 // To nearest even, by the last bits of a sum. The magnitude of x is that of its unit at most.

@@ -216,7 +216,7 @@ __device__ __forceinline__ void dot_codes(const Input &in, const Matrix &m, u64 
 
 // Codes that differ from matrix to matrix.
 struct Mixed {
-    static const bool SIMPLE = false;
+    static constexpr bool SIMPLE = false;
 };
 
 template <class C, bool INT8, int TOKENS> struct Dot {

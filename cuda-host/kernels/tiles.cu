@@ -44,7 +44,7 @@ const u32 NORM_LOADS = 4;
 
 // A part of a chunk that a warp loads before it needs it: at most two loads of a lane.
 template <int BITS> struct Piece {
-    static const int LOADS = BITS == 1 ? 1 : 2, UNITS = 8 * LOADS / BITS;
+    static constexpr int LOADS = BITS == 1 ? 1 : 2, UNITS = 8 * LOADS / BITS;
     uint4 codes[LOADS];
 };
 
@@ -197,10 +197,10 @@ __device__ __forceinline__ void touch(const TilesArgs &a) {
 
 // Chunks that follow one another, of one tile or several, as a warp reads them: some pieces are on their way when it needs one.
 template <int BITS> struct ChunkReader {
-    static const int LOADS = Piece<BITS>::LOADS, UNITS = Piece<BITS>::UNITS, PIECES = 8 / UNITS;
-    static const int AHEAD = BITS == 8 ? 2 : 1, CHUNKS = AHEAD / PIECES > 0 ? AHEAD / PIECES : 1;
+    static constexpr int LOADS = Piece<BITS>::LOADS, UNITS = Piece<BITS>::UNITS, PIECES = 8 / UNITS;
+    static constexpr int AHEAD = BITS == 8 ? 2 : 1, CHUNKS = AHEAD / PIECES > 0 ? AHEAD / PIECES : 1;
     // Chunks that memory is asked for before they are read: more at once would be slower.
-    static const u32 DISTANCE = BITS == 1 ? 4 : 2;
+    static constexpr u32 DISTANCE = BITS == 1 ? 4 : 2;
     // Of the next piece and the next scales to be read, and the chunks that have not been read.
     const uint4 *codes;
     const unsigned short *scales;
@@ -245,7 +245,7 @@ template <int BITS> struct ChunkReader {
 
 template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const TilesArgs &a) {
     DYNAMIC_SHARED(shared);
-    __shared__ float squares[ONE_WARPS], results[ONE_WARPS][16];
+    __shared__ __align__(16) float squares[ONE_WARPS], results[ONE_WARPS][16];
     typedef ChunkReader<BITS> Reader;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     bool gated = a.epilogue == EPILOGUE_SWIGLU;
@@ -259,7 +259,7 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
     // it has.
     u32 first_sum, first_chunk, count;
     // Where it stores an output, if it has a tile.
-    float *out;
+    float *out = nullptr;
     Reader reader = {};
     auto begin = [&](u32 tile) {
         u32 tiles = min(a.split, a.tiles - tile), all = tiles * sums_of_tile;
@@ -380,7 +380,7 @@ template <u32 TOKENS> struct RowsOfBlock {
 
 // What a thread loads of a chunk before it is needed.
 template <u32 TOKENS> struct RowsLoaded {
-    static const u32 LOADS = (TOKENS * 16 + MANY_THREADS - 1) / MANY_THREADS;
+    static constexpr u32 LOADS = (TOKENS * 16 + MANY_THREADS - 1) / MANY_THREADS;
     uint4 words[LOADS];
     Meta meta;
     u32 scales[MANY_SCALES];

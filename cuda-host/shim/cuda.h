@@ -126,7 +126,11 @@ inline unsigned __float_as_uint(float value) {
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline float approximate_reciprocal(float x) { return 1.0f / x; }
+// Subnormal numbers become 0.
+inline float approximate_reciprocal(float x) {
+    float y = 1.0f / x;
+    return std::fabs(y) < 0x1p-126f ? 0.0f : y;
+}
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float half_value(unsigned h) {
     unsigned sign = (h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023;

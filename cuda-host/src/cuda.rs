@@ -16,7 +16,7 @@ const PTX: [&str; 2] = [include_str!("../kernels/shohin.ptx"), include_str!("../
 
 /// How much of a multiprocessor's cache is the memory of blocks, the same for all kernels: it must be idle before it is divided in
 /// another way, and launches could not overlap.
-const SHARED_PERCENT: i32 = 30;
+const SHARED_BYTES: i32 = 68 << 10;
 
 /// Kernels that the driver has kept are loaded in a fraction of it; those that it compiles take some ten seconds.
 const KEPT: Duration = Duration::from_secs(1);
@@ -34,6 +34,8 @@ pub struct Cuda {
     /// Whether a launch may begin before the one before has ended: kernels wait for that where they have to.
     overlaps: bool,
     multiprocessors: usize,
+    /// [`SHARED_BYTES`], as a part of all there are.
+    shared_percent: i32,
     /// The thread that records launches. Locked for every call.
     recorder: Mutex<Option<ThreadId>>,
     recorded: Condvar,
@@ -142,6 +144,9 @@ impl Cuda {
         let count = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors =
             context.attribute(count).map_err(refused("cuDeviceGetAttribute"))?.max(1) as usize;
+        let most = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR;
+        let most = context.attribute(most).map_err(refused("cuDeviceGetAttribute"))?;
+        let shared_percent = (100 * SHARED_BYTES / most.max(1) + 1).clamp(1, 100);
         let overlaps = major >= 9;
         let ptx = CString::new(PTX[usize::from(overlaps)]);
         let ptx = ptx.map_err(|_| absent("the kernels have a zero byte"))?;
@@ -158,6 +163,7 @@ impl Cuda {
             module,
             overlaps,
             multiprocessors,
+            shared_percent,
             recorder,
             recorded,
         })
@@ -270,7 +276,8 @@ impl Driver for Cuda {
         let function = function.map_err(refused("cuModuleGetFunction"))?;
         let carveout = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // SAFETY: the function exists.
-        let set = unsafe { result::function::set_function_attribute(function, carveout, SHARED_PERCENT) };
+        let set =
+            unsafe { result::function::set_function_attribute(function, carveout, self.shared_percent) };
         set.map_err(refused("cuFuncSetAttribute"))?;
         Ok(CudaKernel(function))
     }

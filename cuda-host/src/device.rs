@@ -32,8 +32,8 @@ pub const KV_FORMATS: [KvFormat; 6] =
 /// Rows of a prompt that a device computes together, unless told otherwise: weights are read once for all of them.
 pub const BATCH: usize = 512;
 
-/// Parts of the positions among which the attention of a single row is divided, and of as many single tokens together; a warp
-/// has a lane for each.
+/// The most parts of the positions among which the attention of a single row is divided, and of as many single tokens together; a
+/// warp has a lane for each.
 const PARTS: usize = 32;
 const _: () = assert!(PARTS <= 32);
 

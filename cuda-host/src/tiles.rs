@@ -170,7 +170,7 @@ pub(crate) fn upload<D: Driver>(
     })
 }
 
-/// Warps of a block of `tiles_one`: one block of each multiprocessor leaves room for one of the next launch.
+/// Warps of a block of `tiles_one`: one block of each multiprocessor leaves registers for one of the next launch.
 pub(crate) const ONE_WARPS: usize = 16;
 
 /// How the blocks of `tiles_one` divide the tiles of a matrix.

@@ -7,7 +7,7 @@ use shohin_core::device::{Output, Readout, ScratchOptions, SessionOptions, Wants
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::{Activations, Format, Gguf, KvFormat, Session};
-use shohin_cuda::{CudaDevice, CudaModel, Error, KV_FORMATS};
+use shohin_cuda::{CudaDevice, CudaModel, Driver, Error, KV_FORMATS, LaunchSize};
 use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
@@ -144,7 +144,7 @@ fn tiles_take_any_number_of_rows() {
     };
     let wide = Shape { hidden: 1536, heads: 5, kv_heads: 5, head_dim: 256, ffn: 768, vocab: 301, ..small() };
     let one_head = Shape { heads: 1, kv_heads: 1, head_dim: 32, vocab: 301, ..small() };
-    // 8 and 16 warps share tiles; rows that a kernel of their own normalizes; rows that a block has no room for.
+    // Two chunks that are added up at once; rows that a kernel of their own normalizes; rows that a block has no room for.
     let wider = Shape { hidden: 2304, ffn: 4352, head_dim: 128, ..one_head.clone() };
     let widest = Shape { hidden: 8448, ffn: 32, ..one_head.clone() };
     let gated = Shape { hidden: 32, ffn: 33_024, ..one_head };
@@ -281,6 +281,38 @@ fn many_parts_are_joined() {
     session.forward_prefill(&mut device, &tokens[..529]).unwrap();
     let error = error(session.forward(&mut device, tokens[529]).unwrap(), &want);
     assert!(error < 0.03, "{error}");
+}
+
+/// Units of 32 activations: an infinity, NaN and a number that is too large show in every output.
+#[test]
+fn units_without_a_scale_show() {
+    let driver = driver(1);
+    let units = [
+        [2.0; 32],
+        std::array::from_fn(|i| if i == 7 { f32::NAN } else { 1.0 }),
+        [f32::NAN; 32],
+        std::array::from_fn(|i| if i == 31 { f32::NEG_INFINITY } else { 1.0 }),
+        std::array::from_fn(|i| if i == 0 { 3e38 } else { 1.0 }),
+        [0.0; 32],
+        [1e-32; 32],
+    ];
+    let count = units.len();
+    let [x, words, meta] = [128, 32, 8].map(|bytes| driver.alloc(bytes * count).unwrap());
+    driver.write(x, bytemuck::cast_slice(&units)).unwrap();
+    let size = LaunchSize { grid: [count.div_ceil(4) as u32, 1, 1], threads: 128, shared: 0 };
+    let args = [x, words, meta, count as u64];
+    driver.launch(driver.kernel("quantize").unwrap(), size, bytemuck::cast_slice(&args)).unwrap();
+    let mut read = vec![0; 8 * count];
+    driver.read(meta, &mut read).unwrap();
+    [x, words, meta].into_iter().for_each(|address| driver.free(address));
+    let scales: Vec<f32> =
+        read.chunks_exact(8).map(|m| f32::from_le_bytes(m[..4].try_into().unwrap())).collect();
+    let sums: Vec<i16> =
+        read.chunks_exact(8).map(|m| i16::from_le_bytes(m[4..6].try_into().unwrap())).collect();
+    assert_eq!((scales[0], sums[0]), (2.0 / 127.0, 16 * 127));
+    assert!(scales[1..5].iter().all(|scale| scale.is_nan()), "{scales:?}");
+    // As many integers are 0 as numbers are too small.
+    assert_eq!((scales[5], &sums[5..]), (0.0, &[0, 0][..]));
 }
 
 /// Every pattern, as on the CPU.

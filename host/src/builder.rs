@@ -215,7 +215,7 @@ impl Builder {
     }
 
     /// Calls `notice`, on another thread, once the NVIDIA driver has compiled the kernels for a second: the first start takes some
-    /// ten, and the driver keeps the result. Nobody is told unless set.
+    /// ten, and the driver keeps the result. With several GPUs perhaps once for each. Nobody is told unless set.
     pub fn on_compile(mut self, notice: fn()) -> Self {
         self.on_compile = notice;
         self
