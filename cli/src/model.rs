@@ -25,7 +25,7 @@ pub(crate) struct ModelArgs {
     /// Number of threads [default: one per core]
     #[arg(short = 't', long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u16>,
-    /// Context size in tokens, at most what the model supports [default: 4096]
+    /// Context size in tokens, at most what the model supports [default: that, up to 4096]
     #[arg(short = 'c', long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub(crate) context: Option<u32>,
     /// Precision of activations: int8 is fast, f32 is exact

@@ -456,7 +456,7 @@ fn a_converted_folder_says_what_the_folder_says() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf/llama");
     let (folder, out) = (folder.to_str().unwrap(), temporary("converted.gguf", "mine"));
     let convert = ["convert", folder, "--out", &out];
-    assert!(misuse(&convert).contains("the file exists; replace it with --force"));
+    assert!(misuse(&convert).contains("it exists already; replace it with --force"));
     assert_eq!(fs::read(&out).unwrap(), b"mine");
     assert!(ok(&[]).contains("2 invalid options or a missing --force"));
     assert_eq!(ok(&with(&convert, &["--force"])), "");

@@ -312,7 +312,7 @@ fn a_folder_written_from_gguf_is_the_same_model() {
 
         let refused =
             convert_to_folder(fixture(name), &folder, &ConvertOptions::new(), |_, _| ()).unwrap_err();
-        assert!(refused.to_string().contains("the file exists"), "{refused}");
+        assert!(refused.to_string().contains("it exists already"), "{refused}");
         let again = ConvertOptions::new().replace(true).file_type(Format::F32);
         convert_to_folder(fixture(name), &folder, &again, |_, _| ()).unwrap();
     }

@@ -66,7 +66,7 @@ impl ConvertError {
 impl fmt::Display for ConvertError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ConvertError::Exists => f.write_str("the file exists"),
+            ConvertError::Exists => f.write_str("it exists already"),
             ConvertError::Large { found, most } => {
                 write!(f, "the file has {found} bytes, the limit is {most}")
             }
