@@ -24,15 +24,14 @@ struct TilesArgs {
     const Meta *meta;
     signed char *rounded; // integers of a gated product of a single row, or null
     Meta *rounded_meta;
-    const float *ahead; // weights of the norm of the next launch, which memory is asked for
-    u32 ahead_lines;    // of 128 bytes
     u32 ends[3];
     u32 tiles, chunks, units; // of 32 columns: the last chunk may have fewer than 8
     u32 tokens;
     u32 shift; // as unit_shift
     u32 epilogue;
-    u32 split; // of a single row: tiles of a block; otherwise 1 << split warps have the same tiles
-    u32 zero;  // 0, which the compiler does not know
+    u32 block_tiles; // of a single row: those that a block has at a time
+    u32 split;       // of several rows: 1 << split warps have the same tiles
+    u32 zero;        // 0, which the compiler does not know
     int factor, offset;
     float eps;
     u32 unused;
@@ -198,36 +197,30 @@ __device__ __forceinline__ void touch(const TilesArgs &a) {
 // Chunks that follow one another, of one tile or several, as a warp reads them: some pieces are on their way when it needs one.
 template <int BITS> struct ChunkReader {
     static constexpr int LOADS = Piece<BITS>::LOADS, UNITS = Piece<BITS>::UNITS, PIECES = 8 / UNITS;
-    static constexpr int AHEAD = BITS == 8 ? 2 : 1, CHUNKS = AHEAD / PIECES > 0 ? AHEAD / PIECES : 1;
+    static constexpr int AHEAD = BITS == 8 ? 2 : 1;
     // Chunks that memory is asked for before they are read: more at once would be slower.
     static constexpr u32 DISTANCE = BITS == 1 ? 4 : 2;
-    // Of the next piece and the next scales to be read, and the chunks that have not been read.
+    // Of the next piece and the next scales to be read.
     const uint4 *codes;
     const unsigned short *scales;
-    u32 left;
     Piece<BITS> pieces[AHEAD];
-    TileScales chunk_scales[CHUNKS];
+    TileScales scales_of_chunk;
 
     __device__ __forceinline__ void begin(const TilesArgs &a, u64 chunk, u32 count) {
         u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, groups = 8 >> a.shift;
         const unsigned short *first = a.scales + chunk * 16 * groups;
         codes = a.codes + (chunk * (32 * BITS) + lane);
         scales = first + (g * groups + (2 * t >> a.shift));
-        left = count;
         for (u32 i = 0; i < min(count, DISTANCE) * BITS; i++) prefetch(codes + 32 * i);
         for (u32 i = 16 * lane; i < count * 16 * groups; i += 16 * 32) prefetch(first + i);
+        if (count == 0) return;
+        load_scales(a);
 #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) load_scales(a, i);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            if (i / PIECES < (int)count) load_piece(i);
+        for (int i = 0; i < AHEAD; i++) load_piece(i);
     }
 
-    // The scales of the next chunk, if there is one.
-    __device__ __forceinline__ void load_scales(const TilesArgs &a, int to) {
-        if (left == 0) return;
-        left--;
-        chunk_scales[to] = ::load_scales<BITS>(scales, a.shift);
+    __device__ __forceinline__ void load_scales(const TilesArgs &a) {
+        scales_of_chunk = ::load_scales<BITS>(scales, a.shift);
         scales += 128 >> a.shift;
     }
 
@@ -254,7 +247,7 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
     RowOfBlock x = {(u32 *)shared, (float2 *)(shared + 16 * a.chunks)};
     // (sums of the tiles of a block, lanes t, rows g, 2)
     float2 *sums = (float2 *)(shared + 20 * a.chunks);
-    u32 base = blockIdx.x * a.split, stride = gridDim.x * a.split;
+    u32 base = blockIdx.x * a.block_tiles, stride = gridDim.x * a.block_tiles;
     // What the warp has of the tiles from `base` on: its first sum, the chunk of a tile that it begins with, and how many chunks
     // it has.
     u32 first_sum, first_chunk, count;
@@ -262,7 +255,7 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
     float *out = nullptr;
     Reader reader = {};
     auto begin = [&](u32 tile) {
-        u32 tiles = min(a.split, a.tiles - tile), all = tiles * sums_of_tile;
+        u32 tiles = min(a.block_tiles, a.tiles - tile), all = tiles * sums_of_tile;
         u32 from = all * warp / ONE_WARPS, to = all * (warp + 1) / ONE_WARPS;
         u32 from_tile = from / sums_of_tile, to_tile = to / sums_of_tile;
         first_sum = from, first_chunk = (from - from_tile * sums_of_tile) * together;
@@ -271,8 +264,6 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
         out = !gated && warp < tiles && lane < 16 ? output_of(a, 0, (tile + warp) * 16 + lane) : nullptr;
     };
     if (base < a.tiles) begin(base);
-    // All blocks of the next launch read them at once.
-    for (u32 i = threadIdx.x; blockIdx.x == 0 && i < a.ahead_lines; i += ONE_THREADS) prefetch(a.ahead + 32 * i);
     touch(a);
     float before = 0.0f, scale = 1.0f;
     if constexpr (NORM) {
@@ -310,32 +301,28 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
         float2 *sum = sums + (first_sum * 32 + 8 * t + g);
         float two[2] = {};
 #pragma unroll 1
-        for (int left = (int)count; left > 0; left -= Reader::CHUNKS) {
+        for (u32 left = count; left > 0; left--) {
+            uint2 words = *word;
+            float4 units = *unit;
+            int n[4] = {SUM_START, SUM_START, SUM_START, SUM_START};
 #pragma unroll
-            for (int c = 0; c < Reader::CHUNKS; c++) {
-                if (c >= left) break;
-                uint2 words = *word;
-                float4 units = *unit;
-                int n[4] = {SUM_START, SUM_START, SUM_START, SUM_START};
-#pragma unroll
-                for (int p = 0; p < Reader::PIECES; p++) {
-                    const int AT = c * Reader::PIECES + p, SLOT = AT % Reader::AHEAD;
-                    add_piece<BITS>(reader.pieces[SLOT], p * Reader::UNITS, words.x, words.y, n);
-                    if (c + (int)Reader::DISTANCE < left) reader.expect_piece();
-                    // Of this chunk or of one that follows.
-                    if ((AT + Reader::AHEAD) / Reader::PIECES < left) reader.load_piece(SLOT);
-                }
-                add_chunk<BITS>(n, reader.chunk_scales[c], units, two);
-                reader.load_scales(a, c);
-                word += 32, unit += 4, chunk++, until--;
-                if (until == 0 || chunk == a.chunks) {
-                    *sum = float2{two[0], two[1]};
-                    two[0] = two[1] = 0.0f, until = together, sum += 32;
-                    if (chunk == a.chunks) word -= 32 * chunk, unit -= 4 * chunk, chunk = 0;
-                }
+            for (int p = 0; p < Reader::PIECES; p++) {
+                const int SLOT = p % Reader::AHEAD;
+                add_piece<BITS>(reader.pieces[SLOT], p * Reader::UNITS, words.x, words.y, n);
+                if (left > Reader::DISTANCE) reader.expect_piece();
+                // Of this chunk or of the next one.
+                if (p + Reader::AHEAD < Reader::PIECES || left > 1) reader.load_piece(SLOT);
+            }
+            add_chunk<BITS>(n, reader.scales_of_chunk, units, two);
+            if (left > 1) reader.load_scales(a);
+            word += 32, unit += 4, chunk++, until--;
+            if (until == 0 || chunk == a.chunks) {
+                *sum = float2{two[0], two[1]};
+                two[0] = two[1] = 0.0f, until = together, sum += 32;
+                if (chunk == a.chunks) word -= 32 * chunk, unit -= 4 * chunk, chunk = 0;
             }
         }
-        u32 tiles = min(a.split, a.tiles - base), first = base;
+        u32 tiles = min(a.block_tiles, a.tiles - base), first = base;
         float *to = out;
         base += stride;
         // Memory is asked early.

@@ -57,8 +57,8 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// That of `segments`. A few single tokens need parts to keep a GPU of so many `processors` busy. More blocks than
-    /// these make all launches of a token wait for one another, and so do blocks without positions.
+    /// That of `segments`. A few single tokens need parts to keep a GPU of so many `processors` busy. With
+    /// more blocks than these, or blocks without positions, every layer of a token takes longer.
     fn of(segments: &[Segment<'_>], program: &Program, processors: usize) -> Shape {
         let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
         if rows > segments.len() {
@@ -92,8 +92,6 @@ pub(super) struct Products<'p> {
     epilogue: Epilogue,
     rows: usize,
     experts: Option<OfExperts>,
-    /// The weights of the norm that follows.
-    ahead: Option<TensorId>,
 }
 
 impl<'p> Products<'p> {
@@ -103,7 +101,7 @@ impl<'p> Products<'p> {
         epilogue: Epilogue,
         rows: usize,
     ) -> Products<'p> {
-        Products { x, row: 0, norm: None, outputs, out: None, epilogue, rows, experts: None, ahead: None }
+        Products { x, row: 0, norm: None, outputs, out: None, epilogue, rows, experts: None }
     }
 
     /// Stored at this address.
@@ -272,7 +270,7 @@ impl<D: Driver> CudaDevice<D> {
 
     /// Products of matrices in tiles, of as many of `outputs` as are stored together: returns how many these are.
     fn tiles(&self, products: Products<'_>, outputs: &[(TensorId, BufferId)]) -> Result<usize> {
-        let Products { x, row, norm, out, epilogue, rows, ahead, .. } = products;
+        let Products { x, row, norm, out, epilogue, rows, .. } = products;
         let gated = epilogue == Epilogue::Swiglu;
         let (first_id, to) = outputs[0];
         let first = self.model.matrix(first_id)?.0;
@@ -317,11 +315,7 @@ impl<D: Driver> CudaDevice<D> {
         let processors = self.driver().multiprocessors();
         let share = if rows == 1 { Share::of(tiles, chunks, gated, processors) } else { None };
         let (kernel, size) = if let Some(share) = share {
-            args.split = share.tiles as u32;
-            if let Some(weight) = ahead {
-                args.ahead = self.model.vector(weight)?;
-                args.ahead_lines = self.model.program().tensor(weight).cols.div_ceil(32) as u32;
-            }
+            args.block_tiles = share.tiles as u32;
             let kernel = match norm {
                 None => kernels.one,
                 Some(norm) => {
@@ -355,7 +349,7 @@ impl<D: Driver> CudaDevice<D> {
     /// As few launches as the matrices allow: those of one have the same input, and the same codes if there are many
     /// rows.
     pub(super) fn products(&self, products: Products<'_>) -> Result<()> {
-        let Products { x, row, norm, outputs, out, epilogue, rows, experts, .. } = products;
+        let Products { x, row, norm, outputs, out, epilogue, rows, experts } = products;
         let gated = epilogue == Epilogue::Swiglu;
         let mut rest = outputs;
         while let [(first, to), ..] = rest {
@@ -501,8 +495,8 @@ impl<D: Driver> CudaDevice<D> {
         self.launch(self.kernels.attention, [blocks, rows, parts], ATTENTION_THREADS, args)
     }
 
-    /// The launches of an operation, which `next` follows.
-    fn op(&self, op: &Op, next: Option<&Op>, shape: Shape) -> Result<()> {
+    /// The launches of an operation.
+    pub(super) fn op(&self, op: &Op, shape: Shape) -> Result<()> {
         let (program, rows) = (self.model.program(), shape.rows);
         let heads = program.heads;
         match op {
@@ -523,9 +517,7 @@ impl<D: Driver> CudaDevice<D> {
                     .try_for_each(|(weight, out)| self.quantize(*out, rows, program.tensor(*weight).rows))
             }
             Op::LinearAdd { x, weight, to } => {
-                let ahead = if let Some(Op::RmsNorm { weight, .. }) = next { Some(*weight) } else { None };
-                let outputs = [(*weight, *to)];
-                self.products(Products { ahead, ..Products::new(*x, &outputs, Epilogue::Add, rows) })?;
+                self.products(Products::new(*x, &[(*weight, *to)], Epilogue::Add, rows))?;
                 self.quantize(*to, rows, program.tensor(*weight).rows)
             }
             Op::LinearSwiglu { x, gate, up, out } => {
@@ -681,7 +673,7 @@ impl<D: Driver> CudaDevice<D> {
 
     /// The launches of the operations that follow the body.
     pub(super) fn tail(&self, shape: Shape) -> Result<()> {
-        self.model.program().tail.iter().try_for_each(|op| self.op(op, None, shape))
+        self.model.program().tail.iter().try_for_each(|op| self.op(op, shape))
     }
 
     /// The launches of the first `end` operations of the body.
@@ -691,8 +683,7 @@ impl<D: Driver> CudaDevice<D> {
         while let Some(op) = body.get(at) {
             let fused = if shape.rows == 1 { self.fused(at, shape)? } else { 0 };
             if fused == 0 {
-                let next = body.get(at + 1).or(self.model.program().head.first());
-                self.op(op, next, shape)?;
+                self.op(op, shape)?;
             }
             at += fused.max(1);
         }
