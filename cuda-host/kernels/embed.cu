@@ -1,4 +1,4 @@
-// x (tokens, cols) = table[token], exactly: one block a token.
+// x (tokens, cols) = table[token], exactly: a block has some columns of a token, one a thread or each `gridDim.y`th block of them.
 
 struct EmbedArgs {
     Matrix table;
@@ -10,7 +10,7 @@ template <class C> __device__ void look_up(const EmbedArgs &a) {
     wait_for_launch();
     let_next_launch();
     u64 row = a.tokens[blockIdx.x];
-    for (u32 i = threadIdx.x; i < a.table.units * 32; i += blockDim.x) {
+    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < a.table.units * 32; i += gridDim.y * blockDim.x) {
         const u32 *unit = a.table.codes + (row * a.table.units + i / 32) * C::WORDS;
         float value;
         if constexpr (C::FLOAT) {

@@ -124,9 +124,9 @@ Result cuDeviceGet(int *device, int ordinal) {
 Result cuDeviceGetName(char *name, int bytes, int device) {
     return snprintf(name, bytes, "CPU as GPU %d", device), SUCCESS;
 }
-// Multiprocessors, and bytes of the memory of blocks that one has; of compute capability 9.0.
+// Multiprocessors, and bytes of the memory of blocks that one has, and of that a block at most; of compute capability 9.0.
 Result cuDeviceGetAttribute(int *value, int attribute, int) {
-    return *value = attribute == 16 ? 3 : attribute == 81 ? 228 << 10 : attribute == 75 ? 9 : 0, SUCCESS;
+    return *value = attribute == 16 ? 3 : attribute == 81 ? 228 << 10 : attribute == 97 ? 227 << 10 : attribute == 75 ? 9 : 0, SUCCESS;
 }
 Result cuDevicePrimaryCtxRetain(Context **context, int device) { return *context = &contexts[device], SUCCESS; }
 Result cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }

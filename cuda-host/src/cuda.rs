@@ -14,9 +14,9 @@ use std::time::Duration;
 /// The kernels, compiled for compute capability 7.5 and for 9.0; the driver compiles them for newer GPUs.
 const PTX: [&str; 2] = [include_str!("../kernels/shohin.ptx"), include_str!("../kernels/shohin_90.ptx")];
 
-/// How much of a multiprocessor's cache is the memory of blocks, the same for all kernels: it must be idle before it is divided in
-/// another way, and launches could not overlap.
-const SHARED_BYTES: i32 = 68 << 10;
+/// How much of a multiprocessor's cache is the memory of blocks at most, the same for all kernels: it must be idle before it is
+/// divided in another way, and launches could not overlap.
+const SHARED_BYTES: i32 = 196 << 10;
 
 /// Kernels that the driver has kept are loaded in a fraction of it; those that it compiles take some ten seconds.
 const KEPT: Duration = Duration::from_secs(1);
@@ -36,6 +36,8 @@ pub struct Cuda {
     multiprocessors: usize,
     /// [`SHARED_BYTES`], as a part of all there are.
     shared_percent: i32,
+    /// See [`Driver::block_memory`].
+    block_memory: i32,
     /// The thread that records launches. Locked for every call.
     recorder: Mutex<Option<ThreadId>>,
     recorded: Condvar,
@@ -146,8 +148,14 @@ impl Cuda {
             context.attribute(count).map_err(refused("cuDeviceGetAttribute"))?.max(1) as usize;
         let most = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR;
         let most = context.attribute(most).map_err(refused("cuDeviceGetAttribute"))?;
-        let shared_percent = (100 * SHARED_BYTES / most.max(1) + 1).clamp(1, 100);
+        let of_block = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let of_block = context.attribute(of_block).map_err(refused("cuDeviceGetAttribute"))?;
+        let shared = SHARED_BYTES.min(most);
+        // The driver takes the next larger part that it knows.
+        let shared_percent = (100 * shared / most.max(1)).clamp(1, 100);
         let overlaps = major >= 9;
+        // Kernels have variables of their own.
+        let block_memory = (if overlaps { shared / 2 } else { shared }).min(of_block - (8 << 10));
         let ptx = CString::new(PTX[usize::from(overlaps)]);
         let ptx = ptx.map_err(|_| absent("the kernels have a zero byte"))?;
         // SAFETY: `ptx` is text that ends with a zero byte, and the context is current.
@@ -164,6 +172,7 @@ impl Cuda {
             overlaps,
             multiprocessors,
             shared_percent,
+            block_memory,
             recorder,
             recorded,
         })
@@ -228,6 +237,10 @@ impl Driver for Cuda {
         self.multiprocessors
     }
 
+    fn block_memory(&self) -> usize {
+        self.block_memory.max(0) as usize
+    }
+
     fn alloc(&self, bytes: usize) -> Result<u64> {
         let _turn = self.bind()?;
         // SAFETY: the context is current; the memory is zeroed before it is read.
@@ -278,6 +291,10 @@ impl Driver for Cuda {
         // SAFETY: the function exists.
         let set =
             unsafe { result::function::set_function_attribute(function, carveout, self.shared_percent) };
+        set.map_err(refused("cuFuncSetAttribute"))?;
+        let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: as above.
+        let set = unsafe { result::function::set_function_attribute(function, most, self.block_memory) };
         set.map_err(refused("cuFuncSetAttribute"))?;
         Ok(CudaKernel(function))
     }

@@ -28,6 +28,10 @@ pub trait Driver {
     /// Blocks that it runs at once, if one takes a multiprocessor.
     fn multiprocessors(&self) -> usize;
 
+    /// Bytes of memory that a block of products of a single row may have. A multiprocessor has room for it and a block of the launch
+    /// before where launches overlap, but not for two with as many.
+    fn block_memory(&self) -> usize;
+
     /// Allocates zeroed memory; returns its address, which is a multiple of 256.
     ///
     /// # Errors

@@ -80,6 +80,10 @@ impl Driver for Recorder {
         132
     }
 
+    fn block_memory(&self) -> usize {
+        48 << 10
+    }
+
     fn alloc(&self, bytes: usize) -> Result<u64> {
         match self.left.get() {
             Some(0) => return Err(Error::OutOfMemory { need: bytes as u64 }),

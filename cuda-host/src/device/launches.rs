@@ -326,8 +326,12 @@ impl<D: Driver> CudaDevice<D> {
                     kernels.norm
                 }
             };
+            // A multiprocessor that is done with the launch before may be free when the others are not. It would get two blocks, and
+            // all wait for it: those whose input is not normalized take so much memory that it does not have room for two. A launch
+            // that normalizes follows one of these.
+            let shared = if norm.is_none() { self.driver().block_memory() } else { share.shared };
             let (grid, threads) = ([share.blocks as u32, 1, 1], 32 * tiles::ONE_WARPS as u32);
-            (kernel, LaunchSize { grid, threads, shared: share.shared as u32 })
+            (kernel, LaunchSize { grid, threads, shared: shared as u32 })
         } else {
             let batches = rows.div_ceil(MMA_TOKENS);
             // More warps for a tile if there are few blocks. Sums depend on it, so that it does not depend on the matrix' rows.
@@ -506,8 +510,11 @@ impl<D: Driver> CudaDevice<D> {
                     tokens: self.step.tokens(),
                     x: self.floats(*out),
                 };
-                self.launch(self.kernels.embed, [rows, 1, 1], THREADS, args)?;
-                self.quantize(*out, rows, program.tensor(*table).cols)
+                let cols = program.tensor(*table).cols;
+                // Loads of a single row that do not wait for one another.
+                let blocks = if rows == 1 { cols.div_ceil(THREADS as usize) } else { 1 };
+                self.launch(self.kernels.embed, [rows, blocks, 1], THREADS, args)?;
+                self.quantize(*out, rows, cols)
             }
             Op::RmsNorm { .. } => self.rmsnorm(op, rows, 0),
             Op::Linear { x, outputs } => {

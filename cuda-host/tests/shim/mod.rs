@@ -102,6 +102,10 @@ impl Driver for Shim {
         5
     }
 
+    fn block_memory(&self) -> usize {
+        48 << 10
+    }
+
     fn alloc(&self, bytes: usize) -> Result<u64> {
         // SAFETY: the function of this name has this type.
         let memory = unsafe {
@@ -153,7 +157,7 @@ impl Driver for Shim {
         assert_eq!(args.len(), kernel.args, "arguments of kernel {}", kernel.index);
         assert!(grid.iter().all(|&n| n > 0) && grid[1] <= 65535 && grid[2] <= 65535, "{grid:?}");
         assert!(threads.is_multiple_of(32) && (32..=1024).contains(&threads), "{threads}");
-        assert!(shared <= 40 << 10, "{shared} bytes of shared memory");
+        assert!(shared as usize <= self.block_memory(), "{shared} bytes of shared memory");
         match &mut *self.recording.borrow_mut() {
             Some(graph) => graph.push((kernel, size, args.to_vec())),
             None => {
