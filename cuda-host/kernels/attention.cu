@@ -1,6 +1,7 @@
 // Causal attention with an online softmax. A block of eight warps has two query heads that share a key head, of one row, and a part of the
-// positions; 16 lanes have a position, each of them eight elements of its key and value, or 16. The last block of these heads that ends
-// merges the parts (flash decoding). See core's attention.rs for the patterns.
+// positions; 16 lanes have a position, each of them eight elements of its key and value, or 16. The results of the parts are joined (flash
+// decoding): of a few parts, whose blocks are a cluster, by the first of them, and of more by the last block that ends. See core's
+// attention.rs for the patterns.
 //
 // Of a row alone the block also rotates the heads, and stores the key and the value of the row.
 
@@ -12,11 +13,20 @@ struct AttentionArgs {
     signed char *words; // null if no product reads integers
     Meta *meta;
     u32 parts_count; // of the longest sequences, at most 32
+    u32 cluster;     // whether the parts of a row are a cluster
+    u32 most;        // parts of a cluster, for which there is room
     float scale;     // of scores, whose powers of 2 are the weights
 };
 
-// Positions that are worth a part.
-const u32 PART_POSITIONS = 128;
+// The most parts of a cluster, and positions of its parts while it grows, as in the host's launches.rs.
+const u32 CLUSTER = 8, PART_POSITIONS = 64;
+
+// Parts of a row with so many positions. More than `most` have twice as many positions each.
+__device__ __forceinline__ u32 parts_of(u32 count, u32 most, u32 limit) {
+    u32 parts = 1, each = 2 * PART_POSITIONS * most;
+    while (parts < most && parts * PART_POSITIONS < count) parts *= 2;
+    return min(count < 2 * each ? parts : count / each * most, limit);
+}
 
 // Query heads of a block.
 const u32 QUERIES = 2;
@@ -156,12 +166,18 @@ template <CacheKind KIND, u32 CHUNKS> struct Reader {
     }
 };
 
-// What a block shares: its heads, and what its warps found, the highest scores and sums of weights and the sums of values.
+// What a block shares: its heads, and what its warps found, the highest scores and sums of weights and the sums of values. And of the
+// first block of a cluster, the results of all.
 struct AttentionShared {
     float heads[QUERIES + 2][256]; // queries; the key and the value before they are stored
     uint4 stored[2][64];           // the key and the value in the cache's format
     float2 tops[ATTENTION_WARPS][QUERIES];
     float values[ATTENTION_WARPS][QUERIES][256];
+#if __CUDA_ARCH__ >= 900
+    float parts[QUERIES * CLUSTER * (256 + 2)];
+#else
+    float parts[1];
+#endif
 };
 
 // The heads in shared memory, of which each warp loads one at most.
@@ -278,6 +294,11 @@ template <u32 MOST, class Value> __device__ __forceinline__ Joined join(u32 coun
     return Joined{x, top, weight};
 }
 
+// A number that another block has stored in memory that all blocks share, or in this one's.
+__device__ __forceinline__ float read_part(const float *from) {
+    return *(const volatile float *)from;
+}
+
 // Stores element `at` of the result, by warps that have a unit.
 __device__ __forceinline__ void put_attention(const AttentionArgs &a, u64 at, const Joined &joined) {
     float x = joined.weight > 0.0f ? divide(joined.value, joined.weight) : joined.value;
@@ -307,13 +328,14 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention(Att
     p.first = p.kv_head * group + begin, p.count = min(group - begin, QUERIES);
     Cache cache = cache_of(a.rope.caches, p.row, a.rope.layer);
     p.query = a.rope.positions[p.row];
-    u32 count = p.query + 1, parts = min((count + PART_POSITIONS - 1) / PART_POSITIONS, a.parts_count);
+    u32 count = p.query + 1, parts = parts_of(count, a.most, a.parts_count);
     // The whole block, of a shorter sequence than others.
     if (blockIdx.z >= parts) {
         if (!rotated) wait_for_launch();
         let_next_launch();
         return;
     }
+    if (a.cluster) enter_cluster();
     u32 span = (count + parts - 1) / parts;
     p.begin = min(blockIdx.z * span, count), p.end = min(p.begin + span, count);
     p.own = !rotated && p.begin <= p.query && p.query < p.end ? p.query : ~0u;
@@ -352,6 +374,10 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention(Att
     }
     __syncthreads();
     u64 head = (u64)p.row * a.rope.heads + p.first;
+    u32 size = dim + 2;
+    // Of both query heads.
+    float *of_blocks = a.parts + head * a.parts_count * size;
+    if (a.cluster) of_blocks = of_first_block(shared.parts, of_blocks);
     // A warp has a unit.
     for (u32 i = threadIdx.x; i < p.count * dim; i += ATTENTION_THREADS) {
         u32 q = i / dim, element = i % dim;
@@ -361,18 +387,18 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention(Att
             put_attention(a, (head + q) * dim + element, joined);
             continue;
         }
-        float *part = a.parts + ((head + q) * a.parts_count + blockIdx.z) * (dim + 2);
+        float *part = of_blocks + (q * a.parts_count + blockIdx.z) * size;
         part[element] = joined.value;
         if (element == 0) part[dim] = joined.top, part[dim + 1] = joined.weight;
     }
-    if (parts == 1 || !ends_last(a.ended + head, parts)) return;
+    if (parts == 1) return;
+    // The whole block.
+    if (a.cluster ? !joins_cluster(a.ended + head, blockIdx.z, parts) : !ends_last(a.ended + head, parts)) return;
     for (u32 i = threadIdx.x; i < p.count * dim; i += ATTENTION_THREADS) {
         u32 q = i / dim, element = i % dim;
-        // From the memory that all blocks share.
-        const float *part = a.parts + (head + q) * a.parts_count * (dim + 2);
-        const float *own = part + lane * (dim + 2) + dim;
-        float2 tops = lane < parts ? float2{__ldcg(own), __ldcg(own + 1)} : float2{-1e30f, 0.0f};
-        Joined joined = join<32>(parts, tops, [&](u32 n) { return __ldcg(part + n * (dim + 2) + element); });
+        const float *part = of_blocks + q * a.parts_count * size, *own = part + lane * size + dim;
+        float2 tops = lane < parts ? float2{read_part(own), read_part(own + 1)} : float2{-1e30f, 0.0f};
+        Joined joined = join<32>(parts, tops, [&](u32 n) { return read_part(part + n * size + element); });
         put_attention(a, (head + q) * dim + element, joined);
     }
 }

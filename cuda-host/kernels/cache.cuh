@@ -48,34 +48,40 @@ __device__ __forceinline__ float *cache_scales(const Cache &c, unsigned char *ba
     return (float *)(base + (u64)c.kv_heads * c.capacity * c.dim / 8 * c.bits);
 }
 
-// A warp stores 32 elements, one a lane, from element `at` of the cache on.
-__device__ __forceinline__ void cache_put(const Cache &c, unsigned char *base, u64 at, u32 lane, float x) {
-    if (c.mantissa != 0) {
-        base[at + lane] = (unsigned char)float8_bits(x, c.mantissa);
-    } else if (c.bits == 32) {
-        ((float *)base)[at + lane] = x;
-    } else if (c.bits == 16) {
-        x = x != x ? x : fminf(fmaxf(x, -65504.0f), 65504.0f);
-        ((unsigned short *)base)[at + lane] = (unsigned short)half_bits(x);
-    } else {
-        float largest = c.bits == 8 ? 127.0f : 7.0f;
-        float scale = warp_max(fabsf(x)) / largest;
-        float q = rintf(x * (scale > 1e-30f ? 1.0f / scale : 0.0f));
-        int code = q != q ? 0 : (int)fminf(fmaxf(q, -largest), largest);
-        if (c.bits == 8) {
-            ((signed char *)base)[at + lane] = (signed char)code;
-        } else {
-            int next = __shfl_xor_sync(0xffffffffu, code, 1);
-            if (lane % 2 == 0) base[(at + lane) / 2] = (unsigned char)((code & 15) | (next & 15) << 4);
-        }
-        if (lane == 0) cache_scales(c, base)[at / 32] = scale;
-    }
-}
-
 // How a cache stores its elements.
 enum CacheKind { CACHE_F32, CACHE_F16, CACHE_F8, CACHE_INT8, CACHE_INT4 };
 
 __device__ __forceinline__ CacheKind cache_kind(const Cache &c) {
     if (c.mantissa != 0) return CACHE_F8;
     return c.bits == 32 ? CACHE_F32 : c.bits == 16 ? CACHE_F16 : c.bits == 8 ? CACHE_INT8 : CACHE_INT4;
+}
+
+// A warp stores a key or a value from element `at` of the cache on: x[k] is element 32 k + lane.
+template <CacheKind KIND>
+__device__ __forceinline__ void cache_put(const Cache &c, unsigned char *base, u64 at, u32 lane, const float (&x)[8]) {
+    for (u32 k = 0; k < 8; k++) {
+        // The whole warp.
+        if (32 * k >= c.dim) break;
+        u64 to = at + 32 * k + lane;
+        if constexpr (KIND == CACHE_F8) {
+            base[to] = (unsigned char)float8_bits(x[k], c.mantissa);
+        } else if constexpr (KIND == CACHE_F32) {
+            ((float *)base)[to] = x[k];
+        } else if constexpr (KIND == CACHE_F16) {
+            float finite = x[k] != x[k] ? x[k] : fminf(fmaxf(x[k], -65504.0f), 65504.0f);
+            ((unsigned short *)base)[to] = (unsigned short)half_bits(finite);
+        } else {
+            const float largest = KIND == CACHE_INT8 ? 127.0f : 7.0f;
+            float scale = warp_max(fabsf(x[k])) / largest;
+            float q = rintf(x[k] * (scale > 1e-30f ? 1.0f / scale : 0.0f));
+            int code = q != q ? 0 : (int)fminf(fmaxf(q, -largest), largest);
+            if constexpr (KIND == CACHE_INT8) {
+                ((signed char *)base)[to] = (signed char)code;
+            } else {
+                int next = __shfl_xor_sync(0xffffffffu, code, 1);
+                if (lane % 2 == 0) base[to / 2] = (unsigned char)((code & 15) | (next & 15) << 4);
+            }
+            if (lane == 0) cache_scales(c, base)[to / 32] = scale;
+        }
+    }
 }

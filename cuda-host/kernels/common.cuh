@@ -77,6 +77,19 @@ __device__ __forceinline__ void wait_for_launch() {
 #endif
 }
 
+// Memory that nothing writes meanwhile, where this stands: the compiler moves other loads behind the wait below.
+__device__ __forceinline__ float4 load_now(const float4 *p) {
+    float4 x;
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p) : "memory");
+    return x;
+}
+
+// The same number, about which the compiler knows nothing.
+__device__ __forceinline__ u32 opaque(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Into the L2 cache.
 __device__ __forceinline__ void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
@@ -103,6 +116,8 @@ const int SUM_START = 0x4b400000;
 const float SUM_ZERO = 12582912.0f;
 
 __device__ __forceinline__ float sum_value(int sum) { return __uint_as_float((u32)sum) - SUM_ZERO; }
+
+__device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float((u32)(127 + exponent) << 23); }
 
 // Memory of a block whose size the launch says.
 #ifndef CUDA_SHIM
@@ -151,6 +166,31 @@ __device__ __forceinline__ bool ends_last(u32 *ended, u32 blocks) {
     return is_last;
 }
 
+// Blocks of a cluster run at the same time, and write to the shared memory of the first one. GPUs without clusters, and CPUs, run them in
+// any order: they write to memory that all blocks share instead, and the last one that ends reads it.
+#if !defined(CUDA_SHIM) && __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void enter_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }
+
+// Where `p` is in the first block of the cluster. That has begun when this returns.
+__device__ __forceinline__ float *of_first_block(float *p, float *) {
+    float *there;
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    asm("mapa.u64 %0, %1, 0;" : "=l"(there) : "l"(p));
+    return there;
+}
+
+// Whether the block joins what all of them have written. By all of the block.
+__device__ __forceinline__ bool joins_cluster(u32 *, u32 member, u32) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    return member == 0;
+}
+#else
+__device__ __forceinline__ void enter_cluster() {}
+__device__ __forceinline__ float *of_first_block(float *, float *instead) { return instead; }
+__device__ __forceinline__ bool joins_cluster(u32 *ended, u32, u32 blocks) { return ends_last(ended, blocks); }
+#endif
+
 // The sum over the first four warps of a block, for all of it.
 __device__ __forceinline__ float block_sum(float x) {
     __shared__ float part[4];
@@ -177,10 +217,9 @@ __device__ __forceinline__ float scale_of(float top) {
 }
 __device__ __forceinline__ float inverse_scale(float top) { return top > 1e-30f ? divide(127.0f, top) : 0.0f; }
 
-// To nearest even, by the last bits of a sum. The magnitude of x is that of its unit at most.
+// To nearest even, by the last bits of a sum. The magnitude of x is that of its unit at most. Any number if it is NaN.
 __device__ __forceinline__ int rounded_integer(float x, float inverse) {
-    float scaled = __fmul_rn(x, inverse);
-    return (int)__float_as_uint(__fadd_rn(scaled != scaled ? 0.0f : scaled, SUM_ZERO)) - SUM_START;
+    return (int)__float_as_uint(__fadd_rn(__fmul_rn(x, inverse), SUM_ZERO)) - SUM_START;
 }
 
 // Scale of 32 activations, and the sums of the integers of its halves.

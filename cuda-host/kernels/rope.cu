@@ -72,7 +72,15 @@ __device__ __forceinline__ void load_head(const RopeArgs &a, Kind kind, const Ro
 
 // Stores a key or a value, whose elements begin at `at`, by one warp.
 __device__ __forceinline__ void store_head(const Cache &c, unsigned char *base, u64 at, u32 lane, const float *head) {
-    for (u32 i = lane; i < c.dim; i += 32) cache_put(c, base, at + i - lane, lane, head[i]);
+    float x[8];
+    for (u32 k = 0; k < 8; k++) x[k] = head[min(32 * k + lane, c.dim - 1)];
+    switch (cache_kind(c)) {
+    case CACHE_F32: cache_put<CACHE_F32>(c, base, at, lane, x); break;
+    case CACHE_F16: cache_put<CACHE_F16>(c, base, at, lane, x); break;
+    case CACHE_F8: cache_put<CACHE_F8>(c, base, at, lane, x); break;
+    case CACHE_INT8: cache_put<CACHE_INT8>(c, base, at, lane, x); break;
+    case CACHE_INT4: cache_put<CACHE_INT4>(c, base, at, lane, x); break;
+    }
 }
 
 extern "C" __global__ void rope_store(RopeArgs a) {

@@ -27,19 +27,21 @@ struct TilesArgs {
     u32 ends[3];
     u32 tiles, chunks, units; // of 32 columns: the last chunk may have fewer than 8
     u32 tokens;
-    u32 shift; // as unit_shift
+    u32 groups; // of a chunk, with a scale each
     u32 epilogue;
     u32 block_tiles; // of a single row: those that a block has at a time
     u32 split;       // of several rows: 1 << split warps have the same tiles
     u32 zero;        // 0, which the compiler does not know
     int factor, offset;
     float eps;
-    u32 unused;
+    float per_column; // 1 / cols
+    u32 sums_reciprocal; // of a single row: 2^20 / sums of a tile, rounded up
+    float offset_of_code; // offset / factor
 };
 
 const u32 ONE_WARPS = 16, ONE_THREADS = 32 * ONE_WARPS;
-// Loads of a thread that normalizes x, each of four numbers: up to 8192 columns.
-const u32 NORM_LOADS = 4;
+// Loads of a thread that normalizes x, each of four numbers, before it waits for the first: up to 4096 columns.
+const u32 NORM_LOADS = 2;
 
 // A part of a chunk that a warp loads before it needs it: at most two loads of a lane.
 template <int BITS> struct Piece {
@@ -52,26 +54,55 @@ struct TileScales {
     u32 two[2];
 };
 
-template <int BITS> __device__ __forceinline__ TileScales load_scales(const unsigned short *scales, u32 shift) {
+template <int BITS> __device__ __forceinline__ TileScales load_scales(const unsigned short *scales, u32 groups) {
     if constexpr (BITS >= 4) return TileScales{__ldg((const u32 *)scales), __ldg((const u32 *)scales + 32)};
-    else return TileScales{__ldg(scales), __ldg(scales + (64 >> shift))};
+    else return TileScales{__ldg(scales), __ldg(scales + 8 * groups)};
 }
 
 template <int BITS> __device__ __forceinline__ void load_piece(const uint4 *codes, Piece<BITS> &to) {
     for (int i = 0; i < Piece<BITS>::LOADS; i++) to.codes[i] = __ldg(codes + 32 * i);
 }
 
-// The sums of the units of a piece, each in its column: `low` and `high` are words of unit g.
+// Whether the unit that is a lane's own, unit g, is one of the upper four, and which of four it is.
+struct OwnUnit {
+    u32 upper, in_four[4];
+};
+
+// With one bit, the pipe that masks codes limits the loop: numbers that the compiler does not know are multiplied by, on another one.
+template <int BITS> __device__ __forceinline__ OwnUnit own_unit() {
+    OwnUnit own;
+    u32 g = threadIdx.x % 32 / 4;
+    own.upper = g / 4;
+    for (u32 i = 0; i < 4; i++) own.in_four[i] = g % 4 == i;
+    if constexpr (BITS == 1) {
+        own.upper = opaque(own.upper);
+        for (u32 i = 0; i < 4; i++) own.in_four[i] = opaque(own.in_four[i]);
+    }
+    return own;
+}
+
+template <int BITS> __device__ __forceinline__ uint2 words_if(u32 own, uint2 words) {
+    if constexpr (BITS == 1) return uint2{words.x * own, words.y * own};
+    else return uint2{own ? words.x : 0, own ? words.y : 0};
+}
+
+// Products that wait for one another: of one bit, half of those of a chunk.
+template <int BITS> constexpr u32 CHAINS = BITS == 1 ? 2 : 1;
+
+// The sums of the units of a piece, each in its column: `words` are those of unit g, if that is one of the lower four, and one of the
+// upper four.
 template <int BITS>
-__device__ __forceinline__ void add_piece(const Piece<BITS> &piece, int from, u32 low, u32 high, int (&sums)[4]) {
+__device__ __forceinline__ void add_piece(const Piece<BITS> &piece, int from, const OwnUnit &own, const uint2 (&words)[2],
+                                          int (&sums)[CHAINS<BITS>][4]) {
     const int PER = 8 / BITS;
-    int g = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int j = 0; j < Piece<BITS>::UNITS; j++) {
         uint4 q = piece.codes[j / PER];
         u32 mask = code_mask<BITS>() << (BITS * (j % PER));
         u32 a[4] = {q.x & mask, q.y & mask, q.z & mask, q.w & mask};
-        mma_16x8x32<BITS == 8>(sums, sums, a, g == from + j ? low : 0, g == from + j ? high : 0);
+        uint2 b = words_if<BITS>(own.in_four[(from + j) % 4], words[(from + j) / 4]);
+        int(&n)[4] = sums[j % CHAINS<BITS>];
+        mma_16x8x32<BITS == 8>(n, n, a, b.x, b.y);
     }
 }
 
@@ -103,8 +134,7 @@ __device__ __forceinline__ u32 *word_of(const RowOfBlock &to, u32 unit, u32 s) {
 }
 
 template <int BITS> __device__ __forceinline__ float2 unit_of(const TilesArgs &a, u32 unit, float scale, int total) {
-    float by = (float)(1 << (BITS * (unit % (8 / BITS))));
-    return float2{scale * (float)a.factor / by, scale * (float)(-a.offset * total)};
+    return float2{scale * (float)a.factor * power_of_two(-BITS * (int)(unit % (8 / BITS))), scale * (float)(-a.offset * total)};
 }
 
 // Copies the integers of x.
@@ -120,56 +150,49 @@ template <int BITS> __device__ __forceinline__ void copy_row(const TilesArgs &a,
     }
 }
 
+// Four numbers of x and of the norm's weights: zeros after the last column.
+struct NormLoads {
+    float4 x, weights;
+};
+
+__device__ __forceinline__ float4 load_four(const float *from, u32 i, const TilesArgs &a) {
+    return i < 8 * a.units ? load_now((const float4 *)from + i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+}
+
+// Rounds four numbers of x times the weights of the norm, the threads of eight lanes a unit. Returns the sum of their squares.
+template <int BITS>
+__device__ __forceinline__ float round_four(const TilesArgs &a, const NormLoads &loads, u32 i, const RowOfBlock &to) {
+    float4 v = loads.x, w = loads.weights;
+    float y[4] = {v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w};
+    float top = fmaxf(fmaxf(fabsf(y[0]), fabsf(y[1])), fmaxf(fabsf(y[2]), fabsf(y[3])));
+    for (u32 o = 1; o < 8; o *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+    float inverse = inverse_scale(top);
+    u32 word = 0;
+    for (u32 j = 0; j < 4; j++) word |= (u32)(rounded_integer(y[j], inverse) & 255) << (8 * j);
+    int total = __dp4a((int)word, 0x01010101, 0);
+    for (u32 o = 1; o < 8; o *= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
+    *word_of(to, i / 8, i % 8) = word;
+    if (i % 8 == 0) to.units[i / 8] = unit_of<BITS>(a, i / 8, scale_of(top), total);
+    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
+
 // Rounds x times the weights of the norm. That all of it is divided by its norm changes an integer only where a number lies halfway
 // between two: outputs are divided by that. The sum of the squares of each warp's numbers goes to `squares`.
 template <int BITS>
-__device__ __forceinline__ void round_row(const TilesArgs &a, const float4 (&weights)[NORM_LOADS], const RowOfBlock &to,
-                                          float *squares) {
-    // Those after the last column are zeros.
-    u32 fours = 64 * a.chunks, lane = threadIdx.x % 32;
-    float4 x[NORM_LOADS];
-#pragma unroll
+__device__ __forceinline__ void round_row(const TilesArgs &a, NormLoads (&loads)[NORM_LOADS], const RowOfBlock &to, float *squares) {
+    u32 fours = 64 * a.chunks;
+    for (u32 k = 0; k < NORM_LOADS; k++) loads[k].x = load_four(a.x, threadIdx.x + k * ONE_THREADS, a);
+    float sum = 0.0f;
+    // Whole warps.
     for (u32 k = 0; k < NORM_LOADS; k++) {
         u32 i = threadIdx.x + k * ONE_THREADS;
-        x[k] = i < 8 * a.units ? *((const float4 *)a.x + i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        if (i < fours) sum += round_four<BITS>(a, loads[k], i, to);
     }
-    float sum = 0.0f;
-#pragma unroll
-    for (u32 first = 0; first < NORM_LOADS; first += 2) {
-        // The whole block.
-        if (first * ONE_THREADS >= fours) break;
-        // Two at once: what they compute does not wait for one another.
-        float y[2][4], top[2];
-        int total[2];
-        u32 word[2];
-        for (u32 k = 0; k < 2; k++) {
-            float4 v = x[first + k], w = weights[first + k];
-            sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-            y[k][0] = v.x * w.x, y[k][1] = v.y * w.y, y[k][2] = v.z * w.z, y[k][3] = v.w * w.w;
-            top[k] = fmaxf(fmaxf(fabsf(y[k][0]), fabsf(y[k][1])), fmaxf(fabsf(y[k][2]), fabsf(y[k][3])));
-        }
-        for (u32 o = 1; o < 8; o *= 2)
-            for (u32 k = 0; k < 2; k++) top[k] = fmaxf(top[k], __shfl_xor_sync(0xffffffffu, top[k], o));
-        for (u32 k = 0; k < 2; k++) {
-            float inverse = inverse_scale(top[k]);
-            total[k] = 0, word[k] = 0;
-            for (u32 j = 0; j < 4; j++) {
-                int q = rounded_integer(y[k][j], inverse);
-                total[k] += q;
-                word[k] |= (u32)(q & 255) << (8 * j);
-            }
-        }
-        for (u32 o = 1; o < 8; o *= 2)
-            for (u32 k = 0; k < 2; k++) total[k] += __shfl_xor_sync(0xffffffffu, total[k], o);
-        for (u32 k = 0; k < 2; k++) {
-            u32 i = threadIdx.x + (first + k) * ONE_THREADS;
-            if (i >= fours) continue;
-            *word_of(to, i / 8, i % 8) = word[k];
-            if (i % 8 == 0) to.units[i / 8] = unit_of<BITS>(a, i / 8, scale_of(top[k]), total[k]);
-        }
-    }
+#pragma unroll 1
+    for (u32 i = threadIdx.x + NORM_LOADS * ONE_THREADS; i < fours; i += ONE_THREADS)
+        sum += round_four<BITS>(a, NormLoads{load_four(a.x, i, a), load_four(a.norm, i, a)}, i, to);
     sum = warp_sum(sum);
-    if (lane == 0) squares[threadIdx.x / 32] = sum;
+    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = sum;
 }
 
 // Where output `row` of a row of the batch is stored, or null after the last one; of gated products they have been combined.
@@ -206,13 +229,18 @@ template <int BITS> struct ChunkReader {
     Piece<BITS> pieces[AHEAD];
     TileScales scales_of_chunk;
 
-    __device__ __forceinline__ void begin(const TilesArgs &a, u64 chunk, u32 count) {
-        u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, groups = 8 >> a.shift;
-        const unsigned short *first = a.scales + chunk * 16 * groups;
-        codes = a.codes + (chunk * (32 * BITS) + lane);
-        scales = first + (g * groups + (2 * t >> a.shift));
-        for (u32 i = 0; i < min(count, DISTANCE) * BITS; i++) prefetch(codes + 32 * i);
-        for (u32 i = 16 * lane; i < count * 16 * groups; i += 16 * 32) prefetch(first + i);
+    // `chunk`: of all tiles.
+    __device__ __forceinline__ void begin(const TilesArgs &a, u32 chunk, u32 count) {
+        u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, groups = a.groups;
+        const uint4 *first_codes = a.codes + (u64)chunk * (32 * BITS);
+        const unsigned short *first = a.scales + (u64)chunk * (16 * groups);
+        codes = first_codes + lane;
+        scales = first + (g * groups + t * groups / 4);
+        // A line of memory a lane: of the first chunks, and of as many scales.
+        const u32 LINES = 4 * BITS;
+        for (u32 line = lane; line < DISTANCE * LINES; line += 32)
+            if (line < count * LINES) prefetch(first_codes + 8 * line);
+        if (64 * lane < count * 16 * groups) prefetch(first + 64 * lane);
         if (count == 0) return;
         load_scales(a);
 #pragma unroll
@@ -220,8 +248,8 @@ template <int BITS> struct ChunkReader {
     }
 
     __device__ __forceinline__ void load_scales(const TilesArgs &a) {
-        scales_of_chunk = ::load_scales<BITS>(scales, a.shift);
-        scales += 128 >> a.shift;
+        scales_of_chunk = ::load_scales<BITS>(scales, a.groups);
+        scales += 16 * a.groups;
     }
 
     __device__ __forceinline__ void expect_piece() const {
@@ -236,6 +264,16 @@ template <int BITS> struct ChunkReader {
     }
 };
 
+// The sum over the warps of a block, by every thread that asks for it.
+__device__ __forceinline__ float sum_of_warps(const float *from) {
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (u32 w = 0; w < ONE_WARPS; w += 4) {
+        float4 four = *(const float4 *)(from + w);
+        sum.x += four.x, sum.y += four.y, sum.z += four.z, sum.w += four.w;
+    }
+    return sum.x + sum.y + (sum.z + sum.w);
+}
+
 template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const TilesArgs &a) {
     DYNAMIC_SHARED(shared);
     __shared__ __align__(16) float squares[ONE_WARPS], results[ONE_WARPS][16];
@@ -248,35 +286,37 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
     // (sums of the tiles of a block, lanes t, rows g, 2)
     float2 *sums = (float2 *)(shared + 20 * a.chunks);
     u32 base = blockIdx.x * a.block_tiles, stride = gridDim.x * a.block_tiles;
-    // What the warp has of the tiles from `base` on: its first sum, the chunk of a tile that it begins with, and how many chunks
-    // it has.
-    u32 first_sum, first_chunk, count;
+    // What the warp has of the tiles from `base` on: the chunk of a tile that it begins with, how many chunks it has, where in x
+    // these begin and where the first sum is stored.
+    u32 chunk, count;
+    const uint2 *word;
+    const float4 *unit;
+    float2 *sum;
     // Where it stores an output, if it has a tile.
     float *out = nullptr;
     Reader reader = {};
     auto begin = [&](u32 tile) {
         u32 tiles = min(a.block_tiles, a.tiles - tile), all = tiles * sums_of_tile;
         u32 from = all * warp / ONE_WARPS, to = all * (warp + 1) / ONE_WARPS;
-        u32 from_tile = from / sums_of_tile, to_tile = to / sums_of_tile;
-        first_sum = from, first_chunk = (from - from_tile * sums_of_tile) * together;
-        count = to_tile * a.chunks + (to - to_tile * sums_of_tile) * together - (from_tile * a.chunks + first_chunk);
-        reader.begin(a, (u64)(tile + from_tile) * a.chunks + first_chunk, count);
+        u32 from_tile = from * a.sums_reciprocal >> 20, to_tile = to * a.sums_reciprocal >> 20;
+        chunk = (from - from_tile * sums_of_tile) * together;
+        count = (to_tile - from_tile) * a.chunks + (to - to_tile * sums_of_tile) * together - chunk;
+        reader.begin(a, (tile + from_tile) * a.chunks + chunk, count);
+        word = (const uint2 *)x.words + (32 * chunk + 4 * g + t);
+        unit = (const float4 *)x.units + (4 * chunk + t);
+        sum = sums + (from * 32 + 8 * t + g);
         out = !gated && warp < tiles && lane < 16 ? output_of(a, 0, (tile + warp) * 16 + lane) : nullptr;
     };
     if (base < a.tiles) begin(base);
     touch(a);
-    float before = 0.0f, scale = 1.0f;
+    float before = 0.0f;
     if constexpr (NORM) {
-        float4 weights[NORM_LOADS];
-#pragma unroll
-        for (u32 k = 0; k < NORM_LOADS; k++) {
-            u32 i = threadIdx.x + k * ONE_THREADS;
-            weights[k] = i < 8 * a.units ? __ldg((const float4 *)a.norm + i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
-        }
+        NormLoads loads[NORM_LOADS];
+        for (u32 k = 0; k < NORM_LOADS; k++) loads[k].weights = load_four(a.norm, threadIdx.x + k * ONE_THREADS, a);
         wait_for_launch();
         let_next_launch();
         if (out && a.epilogue == EPILOGUE_ADD) before = *out;
-        round_row<BITS>(a, weights, x, squares);
+        round_row<BITS>(a, loads, x, squares);
     } else {
         wait_for_launch();
         let_next_launch();
@@ -284,35 +324,27 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
         copy_row<BITS>(a, x);
     }
     __syncthreads();
-    if constexpr (NORM) {
-        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-        for (u32 w = 0; w < ONE_WARPS; w += 4) {
-            float4 four = *(const float4 *)(squares + w);
-            sum.x += four.x, sum.y += four.y, sum.z += four.z, sum.w += four.w;
-        }
-        scale = rsqrtf((sum.x + sum.y + (sum.z + sum.w)) / (float)(32 * a.units) + a.eps);
-    }
+    OwnUnit own = own_unit<BITS>();
     // The whole block.
 #pragma unroll 1
     while (base < a.tiles) {
-        u32 chunk = first_chunk, until = together;
-        const uint2 *word = (const uint2 *)x.words + (32 * chunk + 4 * g + t);
-        const float4 *unit = (const float4 *)x.units + (4 * chunk + t);
-        float2 *sum = sums + (first_sum * 32 + 8 * t + g);
+        u32 until = together;
         float two[2] = {};
 #pragma unroll 1
         for (u32 left = count; left > 0; left--) {
-            uint2 words = *word;
+            uint2 all = *word, upper = words_if<BITS>(own.upper, all), words[2] = {{all.x - upper.x, all.y - upper.y}, upper};
             float4 units = *unit;
-            int n[4] = {SUM_START, SUM_START, SUM_START, SUM_START};
+            int chains[CHAINS<BITS>][4] = {{SUM_START, SUM_START, SUM_START, SUM_START}};
 #pragma unroll
             for (int p = 0; p < Reader::PIECES; p++) {
                 const int SLOT = p % Reader::AHEAD;
-                add_piece<BITS>(reader.pieces[SLOT], p * Reader::UNITS, words.x, words.y, n);
+                add_piece<BITS>(reader.pieces[SLOT], p * Reader::UNITS, own, words, chains);
                 if (left > Reader::DISTANCE) reader.expect_piece();
                 // Of this chunk or of the next one.
                 if (p + Reader::AHEAD < Reader::PIECES || left > 1) reader.load_piece(SLOT);
             }
+            int n[4];
+            for (u32 i = 0; i < 4; i++) n[i] = CHAINS<BITS> == 2 ? chains[0][i] + chains[CHAINS<BITS> - 1][i] : chains[0][i];
             add_chunk<BITS>(n, reader.scales_of_chunk, units, two);
             if (left > 1) reader.load_scales(a);
             word += 32, unit += 4, chunk++, until--;
@@ -334,7 +366,8 @@ template <int BITS, bool NORM> __device__ __forceinline__ void tiles_one(const T
             float y = 0.0f;
 #pragma unroll 8
             for (u32 i = 0; i < sums_of_tile; i++) y += from[64 * i] + from[64 * i + 32];
-            y = (y + __shfl_xor_sync(0xffffffffu, y, 16)) * scale;
+            y += __shfl_xor_sync(0xffffffffu, y, 16);
+            if constexpr (NORM) y *= rsqrtf(sum_of_warps(squares) * a.per_column + a.eps);
             if (to) *to = before + y;
             if (gated && lane < 16) results[warp][lane] = y;
         }
@@ -381,7 +414,7 @@ __device__ __forceinline__ void load_rows(const TilesArgs &a, u32 first, u32 cou
         to.words[k] = has ? *((const uint4 *)a.words + ((u64)(first + token) * 2 * a.units + at)) : uint4{0, 0, 0, 0};
     }
     // Words of a tile, and those of all tiles of the block.
-    u32 words = 64 >> a.shift, tiles = 2 * MANY_WARPS >> a.split;
+    u32 words = 8 * a.groups, tiles = 2 * MANY_WARPS >> a.split;
     for (u32 k = 0; k < MANY_SCALES; k++) {
         // The last tile again, if there is no other.
         u32 i = threadIdx.x + k * MANY_THREADS, tile = min(blockIdx.x * tiles + i / words, a.tiles - 1);
@@ -406,10 +439,10 @@ __device__ __forceinline__ void store_rows(const TilesArgs &a, const RowsLoaded<
     // offset is no integer.
     const u32 PER = 8 / BITS;
     u32 unit = threadIdx.x % 8;
-    float by = (float)(1 << (BITS == 1 ? max(unit, 1u) : BITS * (unit % PER)));
-    float offset = BITS == 8 ? 0.0f : by * (float)a.offset / (float)a.factor;
-    to.units[unit][threadIdx.x / 8] =
-        float2{SUM_ZERO + offset * (float)(from.meta.sums[0] + from.meta.sums[1]), from.meta.scale * (float)a.factor / by};
+    int bit = (int)(BITS == 1 ? max(unit, 1u) : BITS * (unit % PER));
+    float offset = BITS == 8 ? 0.0f : power_of_two(bit) * a.offset_of_code;
+    to.units[unit][threadIdx.x / 8] = float2{SUM_ZERO + offset * (float)(from.meta.sums[0] + from.meta.sums[1]),
+                                             from.meta.scale * (float)a.factor * power_of_two(-bit)};
 }
 
 template <int BITS, u32 TOKENS> __device__ __forceinline__ void tiles_many(const TilesArgs &a) {
@@ -419,7 +452,7 @@ template <int BITS, u32 TOKENS> __device__ __forceinline__ void tiles_many(const
     // Units of a chunk that the warp has, and those of a load.
     u32 split = 1 << a.split, part = warp & (split - 1), units = 8 >> a.split, begin = part * units, together = min(units, PER);
     u32 first = blockIdx.y * TOKENS, count = min(a.tokens - first, TOKENS);
-    u32 groups = 8 >> a.shift, tile_of_block = (warp >> a.split) * 2;
+    u32 groups = a.groups, shift = __clz((int)groups) - 28, tile_of_block = (warp >> a.split) * 2;
     u32 tile = blockIdx.x * (2 * MANY_WARPS >> a.split) + tile_of_block;
     const uint4 *codes[2];
     uint4 next[2];
@@ -459,7 +492,7 @@ template <int BITS, u32 TOKENS> __device__ __forceinline__ void tiles_many(const
                 u32 codes_of[SPAN][2][4];
                 float scale[2][2];
                 const unsigned short *scales =
-                    (const unsigned short *)in.scales + ((tile_of_block * 16 + g) * groups + (unit >> a.shift));
+                    (const unsigned short *)in.scales + ((tile_of_block * 16 + g) * groups + (unit >> shift));
                 for (u32 r = 0; r < 2; r++) {
                     scale[r][0] = half_value(scales[r * 16 * groups]), scale[r][1] = half_value(scales[(r * 16 + 8) * groups]);
                     for (u32 v = 0; v < SPAN; v++) {

@@ -163,6 +163,11 @@ Result cuMemFree_v2(uint64_t address) {
     free((void *)address);
     return SUCCESS;
 }
+Result cuMemHostAlloc(void **address, size_t bytes, unsigned) {
+    if (!current || bytes == 0) return INVALID_VALUE;
+    return *address = memset(malloc(bytes), 0xff, bytes), SUCCESS;
+}
+Result cuMemFreeHost(void *address) { return free(address), SUCCESS; }
 Result cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
     constexpr int DEVICE_ORDINAL = 9;
     int device = attribute == DEVICE_ORDINAL ? owner(address, 1) : -1;
@@ -217,18 +222,27 @@ Result cuStreamIsCapturing(Stream *stream, int *status) {
 Result cuLaunchHostFunc(Stream *stream, void (*function)(void *), void *argument) {
     return add(stream, [=] { function(argument); });
 }
+struct Attribute {
+    int id, unused;
+    unsigned value[3], rest[13];
+};
 struct Launched {
     unsigned grid[3], block[3], shared;
     Stream *stream;
-    const int *attributes;
+    const Attribute *attributes;
     unsigned count;
 };
 Result cuLaunchKernelEx(const Launched *launched, const Entry *function, void **parameters, void **) {
     auto [x, y, z] = launched->grid;
     unsigned threads = launched->block[0], shared = launched->shared;
     Stream *stream = launched->stream;
-    // That it may begin before the launch before has ended.
-    if (launched->count != 1 || launched->attributes[0] != 6) return INVALID_VALUE;
+    // That it may begin before the launch before has ended, and the size of clusters.
+    const Attribute *attributes = launched->attributes;
+    if (launched->count < 1 || launched->count > 2 || attributes[0].id != 6) return INVALID_VALUE;
+    if (launched->count == 2) {
+        auto [id, none, cluster, rest] = attributes[1];
+        if (id != 4 || cluster[0] != 1 || cluster[1] != 1 || cluster[2] > 8 || z % cluster[2] != 0) return INVALID_VALUE;
+    }
     std::vector<uint64_t> args((function->args + 7) / 8);
     memcpy(args.data(), parameters[0], function->args);
     int kernel = int(function - ENTRIES);

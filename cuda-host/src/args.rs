@@ -101,7 +101,7 @@ pub(crate) struct TilesArgs {
     pub(crate) chunks: u32,
     pub(crate) units: u32,
     pub(crate) tokens: u32,
-    pub(crate) shift: u32,
+    pub(crate) groups: u32,
     pub(crate) epilogue: u32,
     pub(crate) block_tiles: u32,
     pub(crate) split: u32,
@@ -109,7 +109,9 @@ pub(crate) struct TilesArgs {
     pub(crate) factor: i32,
     pub(crate) offset: i32,
     pub(crate) eps: f32,
-    pub(crate) unused: u32,
+    pub(crate) per_column: f32,
+    pub(crate) sums_reciprocal: u32,
+    pub(crate) offset_of_code: f32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -199,6 +201,8 @@ pub(crate) struct AttentionArgs {
     pub(crate) words: u64,
     pub(crate) meta: u64,
     pub(crate) parts_count: u32,
+    pub(crate) cluster: u32,
+    pub(crate) most: u32,
     pub(crate) scale: f32,
 }
 

@@ -281,6 +281,30 @@ impl Driver for Cuda {
         waited.map_err(refused("cuStreamSynchronize"))
     }
 
+    fn alloc_on_host(&self, bytes: usize) -> Result<u64> {
+        let _turn = self.bind()?;
+        // SAFETY: the context is current.
+        let memory = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
+        // All addresses are unified.
+        memory.map(|memory| memory as u64).map_err(refused("cuMemHostAlloc"))
+    }
+
+    fn free_on_host(&self, address: u64) {
+        if self.finish().is_ok()
+            && let Ok(_turn) = self.bind()
+        {
+            // SAFETY: `address` is from `alloc_on_host` and freed once; no work that uses it is left.
+            let _ = unsafe { result::free_host(address as *mut c_void) };
+        }
+    }
+
+    fn read_on_host(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        self.finish()?;
+        // SAFETY: the memory at `address` has as many bytes, and no work writes to it before the next launch.
+        unsafe { core::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
     fn kernel(&self, name: &str) -> Result<CudaKernel> {
         let _turn = self.bind()?;
         let name = CString::new(name).map_err(|_| absent("a kernel's name has a zero byte"))?;
@@ -301,13 +325,23 @@ impl Driver for Cuda {
 
     fn launch(&self, kernel: CudaKernel, size: LaunchSize, args: &[u8]) -> Result<()> {
         let _turn = self.bind()?;
-        let LaunchSize { grid: [x, y, z], threads, shared } = size;
+        let LaunchSize { grid: [x, y, z], threads, shared, cluster } = size;
         let mut params = [args.as_ptr().cast_mut().cast::<c_void>()];
-        let mut overlap = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let mut attributes = [
+            attribute(
+                sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            ),
+            attribute(
+                sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                sys::CUlaunchAttributeValue {
+                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 1, y: 1, z: cluster },
+                },
+            ),
+        ];
+        // GPUs whose launches overlap are those that have clusters.
+        let count = if !self.overlaps { 0 } else { 1 + u32::from(cluster > 1) };
         let config = sys::CUlaunchConfig {
             gridDimX: x,
             gridDimY: y,
@@ -317,8 +351,8 @@ impl Driver for Cuda {
             blockDimZ: 1,
             sharedMemBytes: shared,
             hStream: self.stream.cu_stream(),
-            attrs: &raw mut overlap,
-            numAttrs: u32::from(self.overlaps),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: count,
         };
         // SAFETY: `args` is the kernel's one argument, whose addresses the device keeps allocated, and `config` and what it
         // points to live during the call.

@@ -8,7 +8,7 @@ use self::group::Rank;
 use self::kernels::{Kernels, THREADS};
 use self::launches::{Choices, Epilogue, Products, Shape, inputs};
 use crate::args::{ArgmaxArgs, CacheArgs};
-use crate::driver::{Driver, Memory, Recording};
+use crate::driver::{Driver, HostMemory, Memory, Recording};
 use crate::error::{Error, Result};
 use crate::model::CudaModel;
 use bytemuck::cast_slice;
@@ -49,15 +49,16 @@ struct Buffer<D: Driver> {
     integers: Option<[Memory<D>; 2]>,
 }
 
-/// The words of a step: tokens, positions and rows to read out `(batch)` each, then angles `(batch, head_dim)`.
+/// The words of a step: tokens, positions and rows to read out `(rows)` each, then angles `(rows, head_dim)`.
 struct Step<D: Driver> {
+    /// For a batch.
     memory: Memory<D>,
-    batch: usize,
+    rows: usize,
 }
 
 impl<D: Driver> Step<D> {
     fn at(&self, part: usize) -> u64 {
-        self.memory.address() + 4 * (part * self.batch) as u64
+        self.memory.address() + 4 * (part * self.rows) as u64
     }
 
     fn tokens(&self) -> u64 {
@@ -146,15 +147,17 @@ pub struct CudaDevice<D: Driver> {
     /// The cache of each row, `(batch)`, and their ids.
     cache_table: Memory<D>,
     cache_ids: Vec<u64>,
-    /// Of attention: `(rows, heads, parts, head_dim + 2)`.
+    /// Of attention, of a few rows: `(rows, heads, parts, head_dim + 2)`.
     parts: Memory<D>,
     /// `(rows, heads)`
     ended: Memory<D>,
     /// Of a mixture of experts.
     choices: Option<Choices<D>>,
     logits_memory: Memory<D>,
-    /// `(logit_rows)`, then those of blocks, then the numbers of blocks that have ended.
-    best: Memory<D>,
+    /// `(logit_rows)`, on the host.
+    best: HostMemory<D>,
+    /// Of blocks: `(logit_rows, blocks)`, then the numbers of those that have ended.
+    best_of_blocks: Memory<D>,
     /// Of a split program.
     rank: Option<Rank<D>>,
     logits: Vec<f32>,
@@ -204,14 +207,15 @@ impl<D: Driver> CudaDevice<D> {
             options,
             kernels: Kernels::new(&**driver)?,
             buffers,
-            step: Step { memory: Memory::new(driver, 4 * batch * (3 + heads.dim))?, batch },
+            step: Step { memory: Memory::new(driver, 4 * batch * (3 + heads.dim))?, rows: 0 },
             cache_table: Memory::new(driver, size_of::<CacheArgs>() * batch)?,
             cache_ids: Vec::new(),
-            parts: Memory::new(driver, 4 * heads.query * batch.max(PARTS) * (heads.dim + 2))?,
+            parts: Memory::new(driver, 4 * heads.query * PARTS * (heads.dim + 2))?,
             ended: Memory::new(driver, 4 * heads.query * batch)?,
             choices: Choices::new(driver, program, batch)?,
             logits_memory: Memory::new(driver, 4 * logit_rows * program.vocab())?,
-            best: Memory::new(driver, (8 + 8 * ARGMAX_BLOCKS + 4) * logit_rows)?,
+            best: HostMemory::new(driver, 8 * logit_rows)?,
+            best_of_blocks: Memory::new(driver, (8 * ARGMAX_BLOCKS + 4) * logit_rows)?,
             rank: None,
             logits: Vec::new(),
             bytes: Vec::new(),
@@ -266,8 +270,7 @@ impl<D: Driver> CudaDevice<D> {
             return Ok(());
         }
         let blocks = program.vocab().div_ceil(ARGMAX_LOGITS).clamp(1, ARGMAX_BLOCKS);
-        let best = self.best.address();
-        let found = best + 8 * self.options.logit_rows as u64;
+        let (best, found) = (self.best.address(), self.best_of_blocks.address());
         let ended = found + (8 * ARGMAX_BLOCKS * self.options.logit_rows) as u64;
         let args = ArgmaxArgs { logits, best, found, ended, vocab: program.vocab() as u32, unused: 0 };
         self.launch(self.kernels.argmax, [blocks, rows, 1], 2 * THREADS, args)
@@ -292,15 +295,13 @@ impl<D: Driver> CudaDevice<D> {
             self.driver().write(self.cache_table.address(), cast_slice(&rows.collect::<Vec<_>>()))?;
             self.cache_ids.extend(ids);
         }
-        let (program, batch) = (self.model.program(), self.options.batch);
-        let (tokens, angles) = tokens_and_angles(program, segments);
-        let mut words = vec![0; 3 * batch];
-        words[..tokens.len()].copy_from_slice(&tokens);
+        let (mut words, angles) = tokens_and_angles(self.model.program(), segments);
+        let rows = words.len();
+        self.step.rows = rows;
         let positions = segments.iter().flat_map(|s| s.position..s.position + s.tokens.len());
-        words[batch..].iter_mut().zip(positions).for_each(|(word, position)| *word = position as u32);
-        for (word, wanted) in words[2 * batch..].iter_mut().zip(group.iter().flat_map(|group| &group.rows)) {
-            *word = wanted.row as u32;
-        }
+        words.extend(positions.map(|position| position as u32));
+        words.extend(group.iter().flat_map(|group| &group.rows).map(|wanted| wanted.row as u32));
+        words.resize(3 * rows, 0);
         words.extend(angles.iter().map(|angle| angle.to_bits()));
         self.driver().write(self.step.tokens(), cast_slice(&words))
     }
@@ -368,14 +369,18 @@ impl<D: Driver> CudaDevice<D> {
             return Ok(());
         }
         let program = self.model.program();
-        let (from, row) = match group.readout {
-            Readout::Logits | Readout::Top(_) => (self.logits_memory.address(), 4 * program.vocab()),
-            Readout::Best => (self.best.address(), 8),
-            Readout::Hidden => (self.floats(program.hidden), 4 * program.tensor(program.output).cols),
+        let row = match group.readout {
+            Readout::Logits | Readout::Top(_) => 4 * program.vocab(),
+            Readout::Best => 8,
+            Readout::Hidden => 4 * program.tensor(program.output).cols,
         };
         let mut bytes = core::mem::take(&mut self.bytes);
         bytes.resize(row * group.rows.len(), 0);
-        let read = self.driver().read(from, &mut bytes);
+        let read = match group.readout {
+            Readout::Logits | Readout::Top(_) => self.driver().read(self.logits_memory.address(), &mut bytes),
+            Readout::Best => self.best.read(&mut bytes),
+            Readout::Hidden => self.driver().read(self.floats(program.hidden), &mut bytes),
+        };
         self.bytes = bytes;
         read?;
         self.logits.clear();

@@ -13,6 +13,8 @@ pub struct LaunchSize {
     pub threads: u32,
     /// Bytes of memory that each block has besides those of the kernel's own variables.
     pub shared: u32,
+    /// So many blocks along z are a cluster, on GPUs that have clusters.
+    pub cluster: u32,
 }
 
 /// A GPU: memory, kernels and graphs, on one stream, in order.
@@ -52,6 +54,21 @@ pub trait Driver {
     /// # Errors
     /// Those of the driver.
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Allocates memory of the host that the GPU writes to as to its own, at the same address. It has anything at first.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    fn alloc_on_host(&self, bytes: usize) -> Result<u64>;
+
+    /// Frees memory of [`Driver::alloc_on_host`].
+    fn free_on_host(&self, address: u64);
+
+    /// Waits for the work so far, and reads from memory of [`Driver::alloc_on_host`].
+    ///
+    /// # Errors
+    /// Those of the driver.
+    fn read_on_host(&self, address: u64, bytes: &mut [u8]) -> Result<()>;
 
     /// Finds a kernel of `kernels/` by its name.
     ///
@@ -158,5 +175,33 @@ impl<D: Driver> Drop for Memory<D> {
 impl<D: Driver> core::fmt::Debug for Memory<D> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Memory").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// Memory of the host that a GPU writes to, freed when it is dropped.
+pub(crate) struct HostMemory<D: Driver> {
+    driver: Arc<D>,
+    address: u64,
+}
+
+impl<D: Driver> HostMemory<D> {
+    pub(crate) fn new(driver: &Arc<D>, bytes: usize) -> Result<HostMemory<D>> {
+        let address = driver.alloc_on_host(bytes.max(4))?;
+        Ok(HostMemory { driver: Arc::clone(driver), address })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Waits for the work so far, and reads the first bytes.
+    pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        self.driver.read_on_host(self.address, bytes)
+    }
+}
+
+impl<D: Driver> Drop for HostMemory<D> {
+    fn drop(&mut self) {
+        self.driver.free_on_host(self.address);
     }
 }

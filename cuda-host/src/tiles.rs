@@ -39,6 +39,11 @@ pub(crate) fn fits(packed: PackedFormat) -> bool {
     group && packed.scales == Scales::F16 && !packed.minima
 }
 
+/// Sums that the kernel for a single row makes of so many chunks of a tile, as in `tiles.cu`.
+pub(crate) fn sums(chunks: usize) -> usize {
+    chunks.div_ceil(if chunks > 8 { 2 } else { 1 })
+}
+
 /// Chunks of a row.
 pub(crate) fn chunks(cols: usize) -> usize {
     cols.div_ceil(32 * CHUNK)
@@ -165,7 +170,8 @@ pub(crate) fn upload<D: Driver>(
             unused: 0,
         };
         done += count;
-        let size = LaunchSize { grid: [count.div_ceil(TILE) as u32, 1, 1], threads: 256, shared: 0 };
+        let size =
+            LaunchSize { grid: [count.div_ceil(TILE) as u32, 1, 1], threads: 256, shared: 0, cluster: 1 };
         driver.launch(kernel, size, bytemuck::bytes_of(&retile))
     })
 }
@@ -187,9 +193,7 @@ impl Share {
     /// That of a matrix with so many chunks of columns. Blocks of gated products have whole units of 32 outputs. `None` if a
     /// row is too long for the kernel.
     pub(crate) fn of(tiles: usize, chunks: usize, gated: bool, processors: usize) -> Option<Share> {
-        // The same as in `tiles.cu`.
-        let sums = chunks.div_ceil(if chunks > 8 { 2 } else { 1 });
-        let (row, sums_of_tile) = (chunks * CHUNK_SHARED, 4 * TILE * 4 * sums);
+        let (row, sums_of_tile) = (chunks * CHUNK_SHARED, 4 * TILE * 4 * sums(chunks));
         let unit = if gated { 4 } else { 1 };
         let most = (MAX_SHARED.checked_sub(row)? / sums_of_tile).min(ONE_WARPS) / unit * unit;
         if most == 0 {

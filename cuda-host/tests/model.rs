@@ -269,18 +269,41 @@ fn caches_agree() {
     }
 }
 
-/// As many parts as there are multiprocessors, whose result is rounded to integers.
+/// Parts of the positions, whose result is rounded to integers: those of a cluster, and more.
 #[test]
-fn many_parts_are_joined() {
-    let shape = Shape { hidden: 32, heads: 1, kv_heads: 1, head_dim: 32, ffn: 32, context: 600, ..small() };
+fn parts_are_joined() {
+    let shape = Shape { hidden: 32, heads: 3, kv_heads: 1, head_dim: 32, ffn: 32, context: 2200, ..small() };
     let file = Model::new(shape, Stored::new(Format::Q8_0), 3).to_vec().unwrap();
-    let (tokens, options) = (tokens(530, 320), kv(KvFormat::F16));
+    let options = kv(KvFormat::F16);
+    let (tokens, count) = (tokens(140, 320), 139);
     let On { device: mut cpu, mut session } = on_cpu(&file, Activations::Int8, &options);
     let want = session.forward_prefill(&mut cpu, &tokens).unwrap().to_vec();
-    let On { mut device, mut session } = cuda(&file, Activations::Int8, &options);
-    session.forward_prefill(&mut device, &tokens[..529]).unwrap();
-    let error = error(session.forward(&mut device, tokens[529]).unwrap(), &want);
-    assert!(error < 0.03, "{error}");
+    let on = |activations, multiprocessors| {
+        let on = cuda(&file, activations, &options);
+        on.device.model().driver().multiprocessors.set(multiprocessors);
+        on
+    };
+    let mut divided = on(Activations::Int8, 80);
+    divided.session.forward_prefill(&mut divided.device, &tokens[..count]).unwrap();
+    let decoded = error(divided.session.forward(&mut divided.device, tokens[count]).unwrap(), &want);
+    assert!(decoded < 0.03, "{decoded}");
+    // Any keys and values: 2, 4 and 8 parts of a cluster, and 16 apart.
+    let mut both = [1, 80].map(|multiprocessors| on(Activations::F32, multiprocessors));
+    for len in [100, 200, 512, 2047] {
+        let mut random = 7_u32;
+        // Between -2 and 2.
+        let mut half = || {
+            random = random.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+            ((random >> 16) as u16 & 0xbfff).to_le_bytes()
+        };
+        let bytes: Vec<u8> = (0..2 * 32 * len).flat_map(|_| half()).collect();
+        let logits = both.each_mut().map(|on| {
+            on.session.import(&mut on.device, len, &bytes).unwrap();
+            on.session.forward(&mut on.device, 5).unwrap().to_vec()
+        });
+        let joined = error(&logits[1], &logits[0]);
+        assert!(joined < 1e-5, "{len}: {joined}");
+    }
 }
 
 /// Units of 32 activations: an infinity, NaN and a number that is too large show in every output.
@@ -299,7 +322,7 @@ fn units_without_a_scale_show() {
     let count = units.len();
     let [x, words, meta] = [128, 32, 8].map(|bytes| driver.alloc(bytes * count).unwrap());
     driver.write(x, bytemuck::cast_slice(&units)).unwrap();
-    let size = LaunchSize { grid: [count.div_ceil(4) as u32, 1, 1], threads: 128, shared: 0 };
+    let size = LaunchSize { grid: [count.div_ceil(4) as u32, 1, 1], threads: 128, shared: 0, cluster: 1 };
     let args = [x, words, meta, count as u64];
     driver.launch(driver.kernel("quantize").unwrap(), size, bytemuck::cast_slice(&args)).unwrap();
     let mut read = vec![0; 8 * count];

@@ -262,7 +262,7 @@ impl<D: Driver> CudaDevice<D> {
             }
         }
         for rows in returning {
-            self.tail(Shape { rows: rows.len(), parts: 1 })?;
+            self.tail(Shape::whole(rows.len()))?;
             self.read_out(&self.groups(rows), 0, sink)?;
         }
         Ok(())

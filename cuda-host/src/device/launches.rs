@@ -23,8 +23,10 @@ use std::sync::Arc;
 /// The most columns of a row that products of matrices in tiles normalize.
 const TILE_NORM_COLS: usize = 8192;
 
-/// Positions of a sequence that are worth a part of their own, as in `attention.cu`, and query heads and threads of its blocks.
-const PART_POSITIONS: usize = 128;
+/// The most parts of a cluster, and positions of its parts while it grows, as in `attention.cu`. And query heads and threads of a
+/// block.
+const CLUSTER: usize = 8;
+const PART_POSITIONS: usize = 64;
 const QUERIES: usize = 2;
 const ATTENTION_THREADS: u32 = 256;
 
@@ -54,21 +56,41 @@ pub(super) struct Shape {
     pub(super) rows: usize,
     /// Parts of the positions, which attention computes apart.
     pub(super) parts: usize,
+    /// Those of a cluster.
+    most: usize,
 }
 
 impl Shape {
+    /// Of so many rows, whose positions are not divided.
+    pub(super) fn whole(rows: usize) -> Shape {
+        Shape { rows, parts: 1, most: 1 }
+    }
+
     /// That of `segments`. A few single tokens need parts to keep a GPU of so many `processors` busy. With
     /// more blocks than these, or blocks without positions, every layer of a token takes longer.
     fn of(segments: &[Segment<'_>], program: &Program, processors: usize) -> Shape {
         let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
         if rows > segments.len() {
-            return Shape { rows, parts: 1 };
+            return Shape::whole(rows);
         }
         // Of all ranks of a tensor-parallel model, so that each has the parts of the whole one.
         let blocks = attention_blocks(program) * rows * program.ranks / program.stages.max(1);
-        let most = (processors / blocks.max(1)).clamp(1, PARTS / rows.clamp(1, PARTS));
         let longest = segments.iter().map(|segment| segment.position + 1).max().unwrap_or(1);
-        Shape { rows, parts: longest.div_ceil(PART_POSITIONS).min(most) }
+        let limit = PARTS / rows.clamp(1, PARTS);
+        // Clusters on all multiprocessors would wait for one another.
+        let most = 1 << (processors / 2 / blocks.max(1)).clamp(1, CLUSTER.min(limit)).ilog2();
+        let limit = (processors / blocks.max(1)).clamp(most, limit) / most * most;
+        Shape { rows, most, parts: parts_of(longest, most).min(limit) }
+    }
+}
+
+/// Parts of a row with so many positions, as in `attention.cu`.
+fn parts_of(positions: usize, most: usize) -> usize {
+    let each = 2 * PART_POSITIONS * most;
+    if positions < 2 * each {
+        positions.div_ceil(PART_POSITIONS).next_power_of_two().min(most)
+    } else {
+        positions / each * most
     }
 }
 
@@ -197,7 +219,7 @@ impl<D: Driver> CudaDevice<D> {
         threads: u32,
         args: A,
     ) -> Result<()> {
-        let size = LaunchSize { grid: grid.map(|n| n as u32), threads, shared: 0 };
+        let size = LaunchSize { grid: grid.map(|n| n as u32), threads, shared: 0, cluster: 1 };
         self.driver().launch(kernel, size, bytes_of(&args))
     }
 
@@ -290,10 +312,11 @@ impl<D: Driver> CudaDevice<D> {
             chunks: chunks as u32,
             units: first.units,
             tokens: rows as u32,
-            shift: (first.group / 32).trailing_zeros(),
+            groups: 256 / first.group,
             epilogue: epilogue as u32,
             factor: first.factor,
             offset: first.offset,
+            offset_of_code: first.offset as f32 / first.factor as f32,
             ..TilesArgs::default()
         };
         let (mut count, mut tiles, mut end) = (0, 0, 0);
@@ -316,6 +339,8 @@ impl<D: Driver> CudaDevice<D> {
         let share = if rows == 1 { Share::of(tiles, chunks, gated, processors) } else { None };
         let (kernel, size) = if let Some(share) = share {
             args.block_tiles = share.tiles as u32;
+            args.sums_reciprocal = (1_u32 << 20).div_ceil(tiles::sums(chunks) as u32);
+            args.per_column = 1.0 / (32 * first.units) as f32;
             let kernel = match norm {
                 None => kernels.one,
                 Some(norm) => {
@@ -331,7 +356,7 @@ impl<D: Driver> CudaDevice<D> {
             // that normalizes follows one of these.
             let shared = if norm.is_none() { self.driver().block_memory() } else { share.shared };
             let (grid, threads) = ([share.blocks as u32, 1, 1], 32 * tiles::ONE_WARPS as u32);
-            (kernel, LaunchSize { grid, threads, shared: shared as u32 })
+            (kernel, LaunchSize { grid, threads, shared: shared as u32, cluster: 1 })
         } else {
             let batches = rows.div_ceil(MMA_TOKENS);
             // More warps for a tile if there are few blocks. Sums depend on it, so that it does not depend on the matrix' rows.
@@ -344,7 +369,7 @@ impl<D: Driver> CudaDevice<D> {
             let blocks = tiles.div_ceil(2 * MANY_WARPS / split);
             let (grid, threads) = ([blocks as u32, batches as u32, 1], 32 * MANY_WARPS as u32);
             let kernel = if rows > FEW_TOKENS { kernels.many } else { kernels.few };
-            (kernel, LaunchSize { grid, threads, shared: 0 })
+            (kernel, LaunchSize { grid, threads, shared: 0, cluster: 1 })
         };
         self.driver().launch(kernel, size, bytes_of(&args))?;
         Ok(count)
@@ -431,7 +456,7 @@ impl<D: Driver> CudaDevice<D> {
                 (None, [_, many]) => many,
             };
             let grid = [blocks as u32, tiles as u32, 1];
-            let size = LaunchSize { grid, threads: 32 * warps as u32, shared: shared as u32 };
+            let size = LaunchSize { grid, threads: 32 * warps as u32, shared: shared as u32, cluster: 1 };
             self.driver().launch(kernel, size, bytes_of(&args))?;
             rest = &rest[count..];
         }
@@ -482,7 +507,7 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     /// Attention, with keys and values that it stores first if `rope` has them.
-    fn attention(&self, rope: RopeArgs, out: BufferId, Shape { rows, parts }: Shape) -> Result<()> {
+    fn attention(&self, rope: RopeArgs, out: BufferId, Shape { rows, parts, most }: Shape) -> Result<()> {
         let heads = self.model.program().heads;
         let [words, meta] = self.integers(out);
         let args = AttentionArgs {
@@ -493,10 +518,15 @@ impl<D: Driver> CudaDevice<D> {
             words,
             meta,
             parts_count: parts as u32,
+            cluster: u32::from(parts > 1 && parts <= most),
+            most: most as u32,
             scale: core::f32::consts::LOG2_E / (heads.dim as f32).sqrt(),
         };
         let blocks = attention_blocks(self.model.program());
-        self.launch(self.kernels.attention, [blocks, rows, parts], ATTENTION_THREADS, args)
+        let grid = [blocks, rows, parts].map(|n| n as u32);
+        let cluster = if args.cluster == 0 { 1 } else { parts as u32 };
+        let size = LaunchSize { grid, threads: ATTENTION_THREADS, shared: 0, cluster };
+        self.driver().launch(self.kernels.attention, size, bytes_of(&args))
     }
 
     /// The launches of an operation.

@@ -36,6 +36,8 @@ pub(crate) type Graph = Vec<(Kernel, LaunchSize, Vec<u8>)>;
 pub(crate) struct Shim {
     recording: RefCell<Option<Graph>>,
     seed: Cell<u32>,
+    /// As many as it says that it has.
+    pub(crate) multiprocessors: Cell<usize>,
     /// Launches of kernels outside of graphs, launches of graphs, and kernels in these.
     pub(crate) launches: Cell<usize>,
     pub(crate) replays: Cell<usize>,
@@ -50,6 +52,7 @@ impl Shim {
         Shim {
             recording: RefCell::new(None),
             seed: Cell::new(seed),
+            multiprocessors: Cell::new(5),
             launches: Cell::new(0),
             replays: Cell::new(0),
             replayed: Cell::new(0),
@@ -74,7 +77,7 @@ impl Shim {
             *const c_void,
         ) -> *const c_char;
         self.ran.borrow_mut().insert(kernel.index);
-        let LaunchSize { grid: [x, y, z], threads, shared } = size;
+        let LaunchSize { grid: [x, y, z], threads, shared, .. } = size;
         // Structs of arguments have addresses.
         let mut words = vec![0u64; args.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut words)[..args.len()].copy_from_slice(args);
@@ -99,7 +102,7 @@ impl Driver for Shim {
     }
 
     fn multiprocessors(&self) -> usize {
-        5
+        self.multiprocessors.get()
     }
 
     fn block_memory(&self) -> usize {
@@ -136,6 +139,18 @@ impl Driver for Shim {
         Ok(())
     }
 
+    fn alloc_on_host(&self, bytes: usize) -> Result<u64> {
+        self.alloc(bytes)
+    }
+
+    fn free_on_host(&self, address: u64) {
+        self.free(address);
+    }
+
+    fn read_on_host(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        self.read(address, bytes)
+    }
+
     fn kernel(&self, name: &str) -> Result<Kernel> {
         let text = CString::new(name).expect("no zero byte");
         let mut args = 0;
@@ -153,7 +168,7 @@ impl Driver for Shim {
     }
 
     fn launch(&self, kernel: Kernel, size: LaunchSize, args: &[u8]) -> Result<()> {
-        let LaunchSize { grid, threads, shared } = size;
+        let LaunchSize { grid, threads, shared, .. } = size;
         assert_eq!(args.len(), kernel.args, "arguments of kernel {}", kernel.index);
         assert!(grid.iter().all(|&n| n > 0) && grid[1] <= 65535 && grid[2] <= 65535, "{grid:?}");
         assert!(threads.is_multiple_of(32) && (32..=1024).contains(&threads), "{threads}");
