@@ -4,17 +4,21 @@ use shohin_core::gguf::{GgufStream, ReadOptions};
 use shohin_core::{Error as CoreError, Format, Gguf, KvFormat, SessionOptions};
 use shohin_gpu::{GpuDeviceOptions, UploadPlan};
 use shohin_tests::model::{Model, Shape, Stored};
-use shohin_tests::vocabulary::Vocabulary;
+use shohin_tests::vocabulary::{QWEN3, Vocabulary};
+use std::sync::LazyLock;
+
+/// That of all published models, which takes a second to make.
+static VOCABULARY: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary::synthetic(QWEN3, 1));
 
 /// The plan for a model of these formats, in turn by matrix, and the length of its file, without the weights.
 fn upload(shape: Shape, formats: &[Format]) -> (UploadPlan, u64) {
-    let vocabulary = Vocabulary::synthetic(shape.vocab, 1);
+    let vocabulary = &*VOCABULARY;
     let formats = formats.iter().copied().map(Stored::new).collect();
     let model = Model { formats, ..Model::new(shape, Stored::new(Format::F32), 1) };
-    let len = model.file_len(&vocabulary).unwrap();
+    let len = model.file_len(vocabulary).unwrap();
     let mut stream = GgufStream::new(len, ReadOptions::default());
     let enough = CoreError::Logits { problem: "that was the header" };
-    let written = model.write(&vocabulary, |bytes| {
+    let written = model.write(vocabulary, |bytes| {
         stream.push(bytes, &mut |_| Ok(()))?;
         if stream.header()?.is_some() { Err(enough) } else { Ok(()) }
     });
