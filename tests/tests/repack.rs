@@ -74,6 +74,7 @@ fn repacked_models_have_the_logits_of_their_files(shape: &Shape) {
             want(Activations::F32, Isa::SCALAR, &tokens[..20]),
         ];
         assert_eq!(int8[..few[0].len()], few[0]);
+        let mut tried = Vec::new();
         for isa in Isa::available() {
             let options = CpuOptions { isa, batch: 100, ..CpuOptions::default() };
             let mut ours = repacked(&file, &options).unwrap();
@@ -88,6 +89,12 @@ fn repacked_models_have_the_logits_of_their_files(shape: &Shape) {
             assert_eq!(moved, repacks(isa) && repacked_format(format).is_some(), "{format:?} {isa:?}");
 
             let weights = Arc::clone(ours.weights());
+            // Several instruction sets have one layout.
+            let bytes = weights.model().weights().parts()[0].clone();
+            if tried.contains(&bytes) {
+                continue;
+            }
+            tried.push(bytes);
             for other in Isa::available() {
                 for (activations, want) in [Activations::Int8, Activations::F32].into_iter().zip(&few) {
                     let options = CpuOptions { isa: other, activations, ..CpuOptions::default() };
