@@ -15,7 +15,6 @@ pub(crate) const FUZZ: &str = "shohin-fuzz";
 pub(crate) const SCHEDULES: &str = "shohin-schedules";
 pub(crate) const WASM: &str = "shohin-wasm";
 pub(crate) const BINDGEN: &str = "shohin-bindgen";
-pub(crate) const XTASK: &str = "xtask";
 
 /// The program that [`CLI`] builds.
 pub(crate) const PROGRAM: &str = "shohin";

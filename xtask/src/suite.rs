@@ -11,7 +11,7 @@ use crate::machine::{
 };
 use crate::package::{
     BINDGEN, CLI, CORE, CUDA, EMBEDDED, FFI, FUZZ, GPU, HOST, JNI, METAL, PROGRAM, SCHEDULES, TESTS,
-    WASM as WASM_SHELL, XTASK,
+    WASM as WASM_SHELL,
 };
 use crate::runner::unable;
 use crate::web;
@@ -297,8 +297,8 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| {
             let tally = native_but_gpu(m).arg("--doc").tests()?;
-            let doc =
-                m.cargo().args("doc --profile suite --no-deps").all_packages_but(&[GPU, BINDGEN, XTASK]);
+            // All packages, as for clippy: what they depend on is checked once.
+            let doc = m.cargo().args("doc --profile suite --no-deps").all_packages_but(&[]);
             doc.env("RUSTDOCFLAGS", "-Dwarnings").run()?;
             Ok(tally)
         },
@@ -498,11 +498,11 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: &[Need::Component("clippy"), Need::Program(&MPICC), Need::Program(&MPIRUN), Need::LibClang],
         unfit: || (!cfg!(target_os = "linux")).then(|| "requires Linux".into()),
         run: |m| {
-            let with_mpi =
-                |cargo: Cmd| cargo.packages(&[HOST, CLI]).arg("--features").arg(format!("{CLI}/mpi"));
-            let lint = with_mpi(m.cargo().args("clippy --profile suite --all-targets"));
-            lint.args("-- -Dwarnings").run()?;
-            with_mpi(m.cargo().args(TEST)).args("--test mpi").tests()
+            let with_mpi = |cargo: Cmd| cargo.arg("--features").arg(format!("{CLI}/mpi"));
+            // Among all packages, as in the suite `clippy`, so that only what uses MPI is checked again.
+            let lint = m.cargo().args("clippy --profile suite --all-targets").all_packages_but(&[]);
+            with_mpi(lint).args("-- -Dwarnings").run()?;
+            with_mpi(native_but_gpu(m)).args("--test mpi").tests()
         },
         counts: true,
         beside: Beside::AllBut(&["test", "smollm2", "gpu", "cuda", "npm"]),
@@ -631,7 +631,8 @@ fn clippy(m: &mut Machine) -> Result<Tally> {
         lint.args("-- -Dwarnings").run()
     };
     lint(None, |cargo| cargo.all_packages_but(&[]).arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda")))?;
-    lint(None, |cargo| cargo.packages(&[HOST, CLI]))?;
+    // All packages again, for the same features of the crates that they depend on.
+    lint(None, |cargo| cargo.all_packages_but(&[]))?;
     // clippy does not work with the fallback toolchain.
     let ours = |target: &str| m.target_of(target) == m.target;
     if ours(WASM) {
