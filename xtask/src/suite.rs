@@ -388,7 +388,8 @@ pub(crate) const SUITES: &[Suite] = &[
             // The suite `firmware` builds and runs it for the others.
             let build = m.cargo_for(CORTEX_M0).args("build --profile tool").packages(&[CORE]);
             build.arg("--target").arg(CORTEX_M0).run()?;
-            let left_out = m.cargo().args(TEST).packages(&[CORE]).args("--no-default-features");
+            let left_out =
+                m.cargo().args("test --profile tool --package").arg(CORE).args("--no-default-features");
             left_out.args("--features one-bit-formats --test left_out").tests()
         },
         counts: true,
