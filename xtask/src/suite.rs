@@ -129,8 +129,8 @@ pub(crate) const ENGINES: &[Engine] = &[
 /// kernel.
 const DISPATCH: &str = "--test parity --test repack -- instruction_sets prompts go_on_alike";
 
-/// Those of [`DISPATCH`] without models, which take minutes on an emulator of a whole machine.
-const PROMPTS: &str = "--test parity -- instruction_sets prompts";
+/// The tests of `parity` among [`DISPATCH`]: models take minutes on an emulator of a whole machine.
+const PROMPTS: &str = "instruction_sets prompts";
 
 /// The features of core that can be left out.
 fn default_features(m: &Machine) -> Result<Vec<String>> {
@@ -151,6 +151,16 @@ const CUDA_TESTS: &str = "cuda_";
 
 /// The environment variable that tells the parity tests which instruction set to expect.
 const EXPECTED_ISA: &str = "SHOHIN_EXPECTED_ISA";
+
+/// The name of the instruction set with AMX.
+const AMX: &str = "avx512amx";
+
+/// The environment variable that tells the parity tests which instruction sets need not be compared.
+const COMPARED_ELSEWHERE: &str = "SHOHIN_COMPARED_ELSEWHERE";
+
+/// The environment variable that leaves out of [`DISPATCH`] what takes an emulator long and only compares results, as another suite
+/// does with the same kernels.
+const BRIEF: &str = "SHOHIN_BRIEF";
 
 /// The environment variable that names SmolLM2's file. Its tests are skipped if the variable is empty: they
 /// are a separate suite.
@@ -679,9 +689,9 @@ fn integration_tests(dir: &Path) -> Result<Vec<OsString>> {
 }
 
 /// Runs `tests`, such as [`DISPATCH`].
-fn dispatch(cargo_test: Cmd, tests: &str, isa: &str) -> Result<Tally> {
-    let tally = cargo_test.args(tests).env(EXPECTED_ISA, isa).tests()?;
-    let names = tests.split_once("-- ").map_or(0, |(_, names)| names.split(' ').count());
+fn dispatch(run: Cmd, tests: &str, isa: &str) -> Result<Tally> {
+    let tally = run.args(tests).env(EXPECTED_ISA, isa).tests()?;
+    let names = tests.split_once("-- ").map_or(tests, |(_, names)| names).split(' ').count();
     if tally.passed + tally.failed < names {
         return Err(format!("some of these tests do not exist: {tests}"));
     }
@@ -704,7 +714,7 @@ fn neon(m: &mut Machine) -> Result<Tally> {
     // which the suite `test` compares with other engines.
     let mut tally = on("max").args("--test parity --test quant").tests()?;
     tally.add(on("max").args("--test repack -- alike").tests()?);
-    tally.add(dispatch(on("cortex-a53"), DISPATCH, "neon")?);
+    tally.add(dispatch(on("cortex-a53").env(BRIEF, "1"), DISPATCH, "neon")?);
     Ok(tally)
 }
 
@@ -716,7 +726,7 @@ fn x86(m: &mut Machine) -> Result<Tally> {
         let tests = native_but_gpu(m);
         let runner = format!("{} -cpu {cpu}", qemu.display());
         tally.add(dispatch(
-            tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner),
+            tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner).env(BRIEF, "1"),
             DISPATCH,
             isa,
         )?);
@@ -725,18 +735,41 @@ fn x86(m: &mut Machine) -> Result<Tally> {
 }
 
 fn amx(m: &mut Machine) -> Result<Tally> {
-    const LINUX: &str = "x86_64-unknown-linux-gnu";
     let xtask = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
-    // The programs must be static, and are too large with symbols.
-    let tests = m
-        .cargo()
-        .args(TEST)
-        .packages(PORTABLE)
-        .args("--no-default-features --target")
-        .arg(LINUX)
-        .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Crelocation-model=static -Cstrip=symbols")
-        .env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", format!("{} emulate", xtask.display()));
-    dispatch(tests, PROMPTS, "avx512amx")
+    let program = static_parity(m)?;
+    let emulate = Cmd::new(xtask, &m.root).arg("emulate").arg(&program);
+    // Those of this machine were compared by the suite `test`.
+    let native = Cmd::new(&program, &m.root).args("--nocapture instruction_sets").read()?;
+    let native = native.lines().find_map(|line| line.split_once("instruction sets: "));
+    let (_, native) = native.ok_or("the test names no instruction sets")?;
+    let elsewhere: Vec<&str> = native.split(',').filter(|name| *name != AMX).collect();
+    dispatch(emulate.env(COMPARED_ELSEWHERE, elsewhere.join(",")), PROMPTS, AMX)
+}
+
+/// Links the test `parity` of the suite `test` once more, as a static program without symbols, which the emulator needs. Cargo
+/// would compile core for that as well.
+fn static_parity(m: &Machine) -> Result<PathBuf> {
+    let built = native_but_gpu(m).args("--test parity --no-run --message-format json").read()?;
+    let messages = built.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let core = messages
+        .filter(|message| message["target"]["name"] == CORE.replace('-', "_"))
+        .flat_map(|message| message["filenames"].as_array().cloned().unwrap_or_default())
+        .find_map(|file| file.as_str().filter(|file| file.ends_with(".rlib")).map(PathBuf::from))
+        .ok_or("cargo names no library of core")?;
+    let program = m.target.join("suite/parity-static");
+    let rustc = m.cmd("rustc").arg(m.root.join("core/tests/parity.rs")).args("--edition 2024 --test");
+    let rustc = rustc.args("-Cdebug-assertions=on -Crelocation-model=static -Cstrip=symbols");
+    let rustc = rustc.args("-Ctarget-feature=+crt-static --extern").arg(extern_of("shohin_core", &core));
+    let dependencies = core.parent().ok_or("the library of core is in no directory")?;
+    let rustc = rustc.arg("-L").arg(extern_of("dependency", dependencies)).arg("-o").arg(&program);
+    rustc.run().map(|()| program)
+}
+
+/// `name=path`, as rustc takes it.
+fn extern_of(name: &str, path: &Path) -> OsString {
+    let mut named = OsString::from(format!("{name}="));
+    named.push(path);
+    named
 }
 
 /// Tests written with wasm-bindgen-test.
