@@ -72,7 +72,7 @@ fn reply(chat: &mut Chat, prompt: &[u32], max_tokens: usize) -> (String, usize) 
 
 #[wasm_bindgen_test]
 fn the_module_has_simd() {
-    assert_eq!(Isa::detect().name(), "simd128");
+    assert!(["simd128", "relaxed", "relaxeddot"].contains(&Isa::detect().name()));
     assert_eq!(usize::BITS, 32);
 }
 
