@@ -38,7 +38,7 @@ use bench::BenchArgs;
 use chat::ChatArgs;
 use check::CheckArgs;
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use convert::ConvertArgs;
 use embed::EmbedArgs;
 use eval::EvalArgs;
@@ -140,6 +140,23 @@ impl Command {
     }
 }
 
+/// The command line. The help of commands that read no model leaves out the options of one.
+fn parse() -> Result<Cli, clap::Error> {
+    const WITHOUT: [&str; 5] = ["convert", "quantize", "pull", "list", "rm"];
+    let mut command = Cli::command();
+    // Afterwards subcommands have the options that all of them take.
+    command.build();
+    for subcommand in command.get_subcommands_mut().filter(|c| WITHOUT.contains(&c.get_name())) {
+        let hidden = |arg: Arg| {
+            let of_model = arg.get_help_heading() == Some(model::HEADING);
+            arg.hide(of_model)
+        };
+        *subcommand = core::mem::take(subcommand).mut_args(hidden);
+    }
+    let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+}
+
 fn main() -> ExitCode {
     if std::env::args_os().len() <= 1 {
         // Without a command, print the help.
@@ -148,7 +165,7 @@ fn main() -> ExitCode {
             Err(error) => error::CliError::from(error).report(),
         };
     }
-    let mut cli = match Cli::try_parse() {
+    let mut cli = match parse() {
         Ok(cli) => cli,
         Err(error) => return error::report_usage(&error),
     };

@@ -14,9 +14,12 @@ use shohin::devices::Fallback;
 use shohin::{Activations, AttentionPattern, DeviceName, KvFormat, Model, ModelFile, Split, WeightCache};
 use std::path::{Path, PathBuf};
 
+/// Of the help on these options.
+pub(crate) const HEADING: &str = "Model and engine";
+
 /// Which model to load and how to run it.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Model and engine")]
+#[command(next_help_heading = HEADING)]
 pub(crate) struct ModelArgs {
     /// GGUF file or Hugging Face folder of a Bonsai, Qwen3 or Llama model, the name of a published one (bonsai-1.7b), or
     /// hf:OWNER/REPOSITORY/FILE [default: the small built-in model]

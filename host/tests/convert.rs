@@ -313,8 +313,17 @@ fn a_folder_written_from_gguf_is_the_same_model() {
         let refused =
             convert_to_folder(fixture(name), &folder, &ConvertOptions::new(), |_, _| ()).unwrap_err();
         assert!(refused.to_string().contains("it exists already"), "{refused}");
+        // A model in parts is replaced with all that readers would take for it.
+        let index = "{\"weight_map\": {\"lm_head.weight\": \"model-00001-of-00001.safetensors\"}}";
+        let of_it =
+            ["model.safetensors.index.json", "model-00001-of-00001.safetensors", "generation_config.json"];
+        for file in of_it.into_iter().chain(["notes.txt"]) {
+            fs::write(folder.join(file), index).unwrap();
+        }
         let again = ConvertOptions::new().replace(true).file_type(Format::F32);
         convert_to_folder(fixture(name), &folder, &again, |_, _| ()).unwrap();
+        assert!(of_it.iter().all(|file| !folder.join(file).exists()) && folder.join("notes.txt").exists());
+        converted(&folder, &ConvertOptions::new()).unwrap();
     }
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("out");

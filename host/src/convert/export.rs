@@ -2,6 +2,7 @@
 
 use super::config::{Architecture, rope_factors};
 use super::file_type::FileType;
+use super::folder::parts_of_model;
 use super::tensor::{self, ROPE_FACTORS, Tensor};
 use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, tokenizer};
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 /// The files of a folder; the one that says what the others are is last.
@@ -38,7 +39,7 @@ const CONFIG: &str = "config.json";
 ///
 /// # Errors
 /// As for [`convert`](super::convert), and [`ConvertError::Exists`] if the folder has a model. Files are complete or
-/// not there; `config.json` is written last.
+/// not there; `config.json` is written last. A model that is replaced is removed with all of its files.
 pub fn convert_to_folder(
     source: impl AsRef<Path>,
     out: impl AsRef<Path>,
@@ -133,7 +134,15 @@ impl<'f> Folder<'f> {
         })?;
         temporary.as_file().sync_all().map_err(failed(&weights))?;
         let mut bytes = temporary.as_file().metadata().map_err(failed(&weights))?.len();
+        let had_model = out.join(CONFIG).exists();
+        let replaced = if had_model { parts_of_model(out) } else { Vec::new() };
         temporary.persist(&weights).map_err(|error| failed(&weights)(error.error))?;
+        for path in replaced.iter().filter(|path| **path != weights) {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(path)(error)),
+                _ => {}
+            }
+        }
         for (name, text) in &self.files {
             let path = out.join(name);
             let mut file = file::unfinished(&path).map_err(failed(&path))?;

@@ -71,7 +71,7 @@ impl Folder {
             let problem = "is a folder without config.json, expected a GGUF file or a Hugging Face folder";
             return Err(Error::NotAFile { path: path.into(), problem });
         };
-        let index = Json::open(path.join("model.safetensors.index.json"), MAX_JSON)?;
+        let index = Json::open(path.join(INDEX), MAX_JSON)?;
         let names = match index {
             Some(index) => index.at(shard_names(&index.root))?,
             None => BTreeSet::from([String::from("model.safetensors")]),
@@ -156,6 +156,27 @@ fn stored(shards: &[(PathBuf, Mmap)]) -> Result<BTreeMap<String, Stored<'_>>> {
         }
     }
     Ok(all)
+}
+
+/// Names the files of a model in parts.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Files beside `config.json` that readers of the folder would take for parts of its model: those of a model in parts, and those
+/// that say more about its tokenizer and its replies.
+pub(super) fn parts_of_model(path: &Path) -> Vec<PathBuf> {
+    let index = Json::open(path.join(INDEX), MAX_JSON).ok().flatten();
+    let shards = index.and_then(|index| shard_names(&index.root).ok()).unwrap_or_default();
+    let others = [
+        INDEX,
+        "added_tokens.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "tokenizer.model",
+        "vocab.json",
+    ];
+    shards.iter().map(String::as_str).chain(others).map(|name| path.join(name)).collect()
 }
 
 /// The files that the index of a model in parts names: files of the same folder.
