@@ -148,6 +148,10 @@ Result cuModuleGetFunction(const Entry **function, void *, const char *name) {
     int kernel = shim_kernel(name, &bytes);
     return kernel < 0 ? NOT_FOUND : (*function = &ENTRIES[kernel], SUCCESS);
 }
+// Bytes of a kernel's variables in shared memory.
+Result cuFuncGetAttribute(int *value, int attribute, const Entry *function) {
+    return function && attribute == 1 ? (*value = 1 << 10, SUCCESS) : INVALID_VALUE;
+}
 Result cuFuncSetAttribute(const Entry *function, int, int) { return function ? SUCCESS : INVALID_VALUE; }
 Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     if (!current || bytes == 0) return INVALID_VALUE;

@@ -14,9 +14,9 @@ use std::time::Duration;
 /// The kernels, compiled for compute capability 7.5 and for 9.0; the driver compiles them for newer GPUs.
 const PTX: [&str; 2] = [include_str!("../kernels/shohin.ptx"), include_str!("../kernels/shohin_90.ptx")];
 
-/// How much of a multiprocessor's cache is the memory of blocks at most, the same for all kernels: it must be idle before it is
-/// divided in another way, and launches could not overlap.
-const SHARED_BYTES: i32 = 196 << 10;
+/// How much of a multiprocessor's cache is memory of the blocks of a launch at most. The same for all kernels: it must be idle before
+/// its cache is divided in another way, and launches could not overlap.
+const LAUNCH_BYTES: i32 = 98 << 10;
 
 /// Kernels that the driver has kept are loaded in a fraction of it; those that it compiles take some ten seconds.
 const KEPT: Duration = Duration::from_secs(1);
@@ -34,8 +34,10 @@ pub struct Cuda {
     /// Whether a launch may begin before the one before has ended: kernels wait for that where they have to.
     overlaps: bool,
     multiprocessors: usize,
-    /// [`SHARED_BYTES`], as a part of all there are.
+    /// The memory of the launches that overlap, each [`LAUNCH_BYTES`] at most, as a part of all there is.
     shared_percent: i32,
+    /// What a block may have, with the variables of its kernel.
+    memory_of_block: i32,
     /// See [`Driver::block_memory`].
     block_memory: i32,
     /// The thread that records launches. Locked for every call.
@@ -149,13 +151,14 @@ impl Cuda {
         let most = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR;
         let most = context.attribute(most).map_err(refused("cuDeviceGetAttribute"))?;
         let of_block = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        let of_block = context.attribute(of_block).map_err(refused("cuDeviceGetAttribute"))?;
-        let shared = SHARED_BYTES.min(most);
+        let memory_of_block = context.attribute(of_block).map_err(refused("cuDeviceGetAttribute"))?;
+        let overlaps = major >= 9;
+        let launches = if overlaps { 2 } else { 1 };
+        let shared = (launches * LAUNCH_BYTES).min(most);
         // The driver takes the next larger part that it knows.
         let shared_percent = (100 * shared / most.max(1)).clamp(1, 100);
-        let overlaps = major >= 9;
-        // Kernels have variables of their own.
-        let block_memory = (if overlaps { shared / 2 } else { shared }).min(of_block - (8 << 10));
+        // Products of a single row have few variables of their own.
+        let block_memory = (shared / launches).min(memory_of_block - (4 << 10));
         let ptx = CString::new(PTX[usize::from(overlaps)]);
         let ptx = ptx.map_err(|_| absent("the kernels have a zero byte"))?;
         // SAFETY: `ptx` is text that ends with a zero byte, and the context is current.
@@ -172,6 +175,7 @@ impl Cuda {
             overlaps,
             multiprocessors,
             shared_percent,
+            memory_of_block,
             block_memory,
             recorder,
             recorded,
@@ -316,9 +320,14 @@ impl Driver for Cuda {
         let set =
             unsafe { result::function::set_function_attribute(function, carveout, self.shared_percent) };
         set.map_err(refused("cuFuncSetAttribute"))?;
+        let own = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: as above.
-        let set = unsafe { result::function::set_function_attribute(function, most, self.block_memory) };
+        let own = unsafe { result::function::get_function_attribute(function, own) };
+        let rest = self.memory_of_block - own.map_err(refused("cuFuncGetAttribute"))?;
+        // SAFETY: as above.
+        let set =
+            unsafe { result::function::set_function_attribute(function, most, self.block_memory.min(rest)) };
         set.map_err(refused("cuFuncSetAttribute"))?;
         Ok(CudaKernel(function))
     }
