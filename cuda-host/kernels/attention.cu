@@ -13,15 +13,16 @@ struct AttentionArgs {
     signed char *words; // null if no product reads integers
     Meta *meta;
     u32 parts_count; // of the longest sequences, at most 32
-    u32 cluster;     // whether the parts of a row are a cluster
-    u32 most;        // parts of a cluster, for which there is room
+    u32 clustered;    // whether the parts of a row are a cluster
+    u32 cluster_most; // parts that a cluster may have
     float scale;     // of scores, whose powers of 2 are the weights
 };
 
 // The most parts of a cluster, and positions of its parts while it grows, as in the host's launches.rs.
 const u32 CLUSTER = 8, PART_POSITIONS = 64;
 
-// Parts of a row with so many positions. More than `most` have twice as many positions each.
+// Parts of a row with so many positions. Up to `most` have 64 positions or less; these grow to 256; then there are as many times `most`
+// as have 128 or more.
 __device__ __forceinline__ u32 parts_of(u32 count, u32 most, u32 limit) {
     u32 parts = 1, each = 2 * PART_POSITIONS * most;
     while (parts < most && parts * PART_POSITIONS < count) parts *= 2;
@@ -328,14 +329,14 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention(Att
     p.first = p.kv_head * group + begin, p.count = min(group - begin, QUERIES);
     Cache cache = cache_of(a.rope.caches, p.row, a.rope.layer);
     p.query = a.rope.positions[p.row];
-    u32 count = p.query + 1, parts = parts_of(count, a.most, a.parts_count);
+    u32 count = p.query + 1, parts = parts_of(count, a.cluster_most, a.parts_count);
     // The whole block, of a shorter sequence than others.
     if (blockIdx.z >= parts) {
         if (!rotated) wait_for_launch();
         let_next_launch();
         return;
     }
-    if (a.cluster) enter_cluster();
+    if (a.clustered) enter_cluster();
     u32 span = (count + parts - 1) / parts;
     p.begin = min(blockIdx.z * span, count), p.end = min(p.begin + span, count);
     p.own = !rotated && p.begin <= p.query && p.query < p.end ? p.query : ~0u;
@@ -377,7 +378,7 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention(Att
     u32 size = dim + 2;
     // Of both query heads.
     float *of_blocks = a.parts + head * a.parts_count * size;
-    if (a.cluster) of_blocks = of_first_block(shared.parts, of_blocks);
+    if (a.clustered) of_blocks = of_first_block(shared.parts, of_blocks);
     // A warp has a unit.
     for (u32 i = threadIdx.x; i < p.count * dim; i += ATTENTION_THREADS) {
         u32 q = i / dim, element = i % dim;
@@ -393,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention(Att
     }
     if (parts == 1) return;
     // The whole block.
-    if (a.cluster ? !joins_cluster(a.ended + head, blockIdx.z, parts) : !ends_last(a.ended + head, parts)) return;
+    if (a.clustered ? !joins_cluster(a.ended + head, blockIdx.z, parts) : !ends_last(a.ended + head, parts)) return;
     for (u32 i = threadIdx.x; i < p.count * dim; i += ATTENTION_THREADS) {
         u32 q = i / dim, element = i % dim;
         const float *part = of_blocks + q * a.parts_count * size, *own = part + lane * size + dim;

@@ -134,9 +134,12 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The largest magnitude of a warp, or NaN if one of them is: their bits are in this order.
+// Magnitudes are in the order of these, and NaN is the largest.
+__device__ __forceinline__ u32 magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+
+// The largest magnitude of a warp, or NaN if one of them is.
 __device__ __forceinline__ float warp_top(float x) {
-    u32 bits = __float_as_uint(fabsf(x));
+    u32 bits = magnitude_bits(x);
 #if __CUDA_ARCH__ >= 800
     bits = __reduce_max_sync(0xffffffffu, bits);
 #else
@@ -237,7 +240,7 @@ __device__ __forceinline__ void put_units(signed char *words, Meta *meta, u64 un
     int q[N];
     for (u32 j = 0; j < N; j++) top[j] = warp_top(x[j]);
     for (u32 j = 0; j < N; j++) {
-        q[j] = rounded_integer(x[j], inverse_scale(top[j]));
+        q[j] = (signed char)rounded_integer(x[j], inverse_scale(top[j]));
         if (j < count) words[(unit + j * apart) * 32 + lane] = (signed char)q[j];
     }
     for (u32 j = 0; j < N; j++) {

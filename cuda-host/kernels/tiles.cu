@@ -164,8 +164,9 @@ template <int BITS>
 __device__ __forceinline__ float round_four(const TilesArgs &a, const NormLoads &loads, u32 i, const RowOfBlock &to) {
     float4 v = loads.x, w = loads.weights;
     float y[4] = {v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w};
-    float top = fmaxf(fmaxf(fabsf(y[0]), fabsf(y[1])), fmaxf(fabsf(y[2]), fabsf(y[3])));
-    for (u32 o = 1; o < 8; o *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+    u32 bits = max(max(magnitude_bits(y[0]), magnitude_bits(y[1])), max(magnitude_bits(y[2]), magnitude_bits(y[3])));
+    for (u32 o = 1; o < 8; o *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, o));
+    float top = __uint_as_float(bits);
     float inverse = inverse_scale(top);
     u32 word = 0;
     for (u32 j = 0; j < 4; j++) word |= (u32)(rounded_integer(y[j], inverse) & 255) << (8 * j);

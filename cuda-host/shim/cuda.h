@@ -110,7 +110,7 @@ inline unsigned atomicInc(unsigned *p, unsigned most) {
     return before;
 }
 inline void prefetch(const void *) {}
-template <class T> T opaque(T x) { return x; }
+inline unsigned opaque(unsigned x) { return x; }
 inline float4 load_now(const float4 *p) { return *p; }
 // One launch after the other.
 inline void wait_for_launch() {}

@@ -201,8 +201,8 @@ pub(crate) struct AttentionArgs {
     pub(crate) words: u64,
     pub(crate) meta: u64,
     pub(crate) parts_count: u32,
-    pub(crate) cluster: u32,
-    pub(crate) most: u32,
+    pub(crate) clustered: u32,
+    pub(crate) cluster_most: u32,
     pub(crate) scale: f32,
 }
 

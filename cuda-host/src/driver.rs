@@ -30,8 +30,9 @@ pub trait Driver {
     /// Blocks that it runs at once, if one takes a multiprocessor.
     fn multiprocessors(&self) -> usize;
 
-    /// Bytes of memory that a block of products of a single row may have. A multiprocessor has room for it and a block of the launch
-    /// before where launches overlap, but not for two with as many.
+    /// Bytes of memory that a block of products of a single row may have, at least 48 KB. Where launches overlap, it is half of what a
+    /// multiprocessor has: with the variables of the kernel there is no room for two such blocks, but for one and a block of the launch
+    /// before, which uses less.
     fn block_memory(&self) -> usize;
 
     /// Allocates zeroed memory; returns its address, which is a multiple of 256.

@@ -22,8 +22,8 @@ pub(crate) const IN_TILES: u32 = 3;
 /// Matrices whose products are one launch at most.
 pub(crate) const MOST: usize = 3;
 
-/// Bytes of a block's memory that kernels may ask for: more than half of what every GPU has. A chunk of a single row takes
-/// [`CHUNK_SHARED`].
+/// Bytes of a block's memory that kernels use at most. Every GPU has more, see [`Driver::block_memory`]. A chunk of a single row
+/// takes [`CHUNK_SHARED`].
 pub(crate) const MAX_SHARED: usize = 40 << 10;
 pub(crate) const CHUNK_SHARED: usize = 320;
 

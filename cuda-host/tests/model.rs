@@ -338,6 +338,24 @@ fn units_without_a_scale_show() {
     assert_eq!((scales[5], &sums[5..]), (0.0, &[0, 0][..]));
 }
 
+/// A weight of a norm that is NaN shows in all logits, of prompts and of tokens alone.
+#[test]
+fn norms_that_are_no_numbers_show() {
+    let mut file = Model::new(small(), Stored::new(Format::Q1_0), 3).to_vec().unwrap();
+    let start = file.as_ptr() as usize;
+    let weights = ["blk.0.attn_norm.weight", "blk.0.ffn_norm.weight", "output_norm.weight"].map(|name| {
+        let gguf = Gguf::parse(&file).unwrap();
+        gguf.data(gguf.tensor(name).unwrap()).as_ptr() as usize - start + 4 * 5
+    });
+    for at in weights {
+        let kept: [u8; 4] = file[at..at + 4].try_into().unwrap();
+        file[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+        let logits = both_ways(&mut cuda(&file, Activations::Int8, &kv(KvFormat::F32)), &tokens(4, 320));
+        assert!(logits.iter().all(|logit| logit.is_nan()));
+        file[at..at + 4].copy_from_slice(&kept);
+    }
+}
+
 /// Every pattern, as on the CPU.
 #[test]
 fn patterns_agree() {

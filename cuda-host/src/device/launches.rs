@@ -20,7 +20,7 @@ use shohin_core::rows::Segment;
 use shohin_core::{Activations, Error as CoreError};
 use std::sync::Arc;
 
-/// The most columns of a row that products of matrices in tiles normalize.
+/// The most columns of a row that products of matrices in tiles normalize: a block has memory for those of any matrix.
 const TILE_NORM_COLS: usize = 8192;
 
 /// The most parts of a cluster, and positions of its parts while it grows, as in `attention.cu`. And query heads and threads of a
@@ -56,14 +56,14 @@ pub(super) struct Shape {
     pub(super) rows: usize,
     /// Parts of the positions, which attention computes apart.
     pub(super) parts: usize,
-    /// Those of a cluster.
-    most: usize,
+    /// Parts that a cluster may have.
+    cluster_most: usize,
 }
 
 impl Shape {
     /// Of so many rows, whose positions are not divided.
     pub(super) fn whole(rows: usize) -> Shape {
-        Shape { rows, parts: 1, most: 1 }
+        Shape { rows, parts: 1, cluster_most: 1 }
     }
 
     /// That of `segments`. A few single tokens need parts to keep a GPU of so many `processors` busy. With
@@ -80,11 +80,11 @@ impl Shape {
         // Clusters on all multiprocessors would wait for one another.
         let most = 1 << (processors / 2 / blocks.max(1)).clamp(1, CLUSTER.min(limit)).ilog2();
         let limit = (processors / blocks.max(1)).clamp(most, limit) / most * most;
-        Shape { rows, most, parts: parts_of(longest, most).min(limit) }
+        Shape { rows, cluster_most: most, parts: parts_of(longest, most).min(limit) }
     }
 }
 
-/// Parts of a row with so many positions, as in `attention.cu`.
+/// Parts of a row with so many positions, of which a cluster may have `most`, as in `attention.cu`.
 fn parts_of(positions: usize, most: usize) -> usize {
     let each = 2 * PART_POSITIONS * most;
     if positions < 2 * each {
@@ -337,6 +337,9 @@ impl<D: Driver> CudaDevice<D> {
         args.tiles = tiles as u32;
         let processors = self.driver().multiprocessors();
         let share = if rows == 1 { Share::of(tiles, chunks, gated, processors) } else { None };
+        if norm.is_some() && share.is_none() {
+            return Err(CoreError::Device { problem: "a row that blocks normalize is too long" }.into());
+        }
         let (kernel, size) = if let Some(share) = share {
             args.block_tiles = share.tiles as u32;
             args.sums_reciprocal = (1_u32 << 20).div_ceil(tiles::sums(chunks) as u32);
@@ -507,7 +510,12 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     /// Attention, with keys and values that it stores first if `rope` has them.
-    fn attention(&self, rope: RopeArgs, out: BufferId, Shape { rows, parts, most }: Shape) -> Result<()> {
+    fn attention(
+        &self,
+        rope: RopeArgs,
+        out: BufferId,
+        Shape { rows, parts, cluster_most }: Shape,
+    ) -> Result<()> {
         let heads = self.model.program().heads;
         let [words, meta] = self.integers(out);
         let args = AttentionArgs {
@@ -518,13 +526,13 @@ impl<D: Driver> CudaDevice<D> {
             words,
             meta,
             parts_count: parts as u32,
-            cluster: u32::from(parts > 1 && parts <= most),
-            most: most as u32,
+            clustered: u32::from(parts > 1 && parts <= cluster_most),
+            cluster_most: cluster_most as u32,
             scale: core::f32::consts::LOG2_E / (heads.dim as f32).sqrt(),
         };
         let blocks = attention_blocks(self.model.program());
         let grid = [blocks, rows, parts].map(|n| n as u32);
-        let cluster = if args.cluster == 0 { 1 } else { parts as u32 };
+        let cluster = if args.clustered == 0 { 1 } else { parts as u32 };
         let size = LaunchSize { grid, threads: ATTENTION_THREADS, shared: 0, cluster };
         self.driver().launch(self.kernels.attention, size, bytes_of(&args))
     }
