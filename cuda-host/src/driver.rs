@@ -56,20 +56,27 @@ pub trait Driver {
     /// Those of the driver.
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Allocates memory of the host that the GPU writes to as to its own, at the same address. It has anything at first.
+    /// Allocates memory that the GPU writes to and the host reads in place, at one address: that of the GPU unless there is such.
+    /// It has anything at first.
     ///
     /// # Errors
     /// Those of the driver.
-    fn alloc_on_host(&self, bytes: usize) -> Result<u64>;
+    fn alloc_on_host(&self, bytes: usize) -> Result<u64> {
+        self.alloc(bytes)
+    }
 
     /// Frees memory of [`Driver::alloc_on_host`].
-    fn free_on_host(&self, address: u64);
+    fn free_on_host(&self, address: u64) {
+        self.free(address);
+    }
 
     /// Waits for the work so far, and reads from memory of [`Driver::alloc_on_host`].
     ///
     /// # Errors
     /// Those of the driver.
-    fn read_on_host(&self, address: u64, bytes: &mut [u8]) -> Result<()>;
+    fn read_on_host(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        self.read(address, bytes)
+    }
 
     /// Finds a kernel of `kernels/` by its name.
     ///

@@ -112,18 +112,6 @@ impl Driver for Recorder {
         Ok(())
     }
 
-    fn alloc_on_host(&self, bytes: usize) -> Result<u64> {
-        self.alloc(bytes)
-    }
-
-    fn free_on_host(&self, address: u64) {
-        self.free(address);
-    }
-
-    fn read_on_host(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
-        self.read(address, bytes)
-    }
-
     fn kernel(&self, name: &str) -> Result<usize> {
         let mut names = self.names.borrow_mut();
         names.push(name.to_string().leak());

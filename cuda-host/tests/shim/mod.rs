@@ -139,18 +139,6 @@ impl Driver for Shim {
         Ok(())
     }
 
-    fn alloc_on_host(&self, bytes: usize) -> Result<u64> {
-        self.alloc(bytes)
-    }
-
-    fn free_on_host(&self, address: u64) {
-        self.free(address);
-    }
-
-    fn read_on_host(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
-        self.read(address, bytes)
-    }
-
     fn kernel(&self, name: &str) -> Result<Kernel> {
         let text = CString::new(name).expect("no zero byte");
         let mut args = 0;
