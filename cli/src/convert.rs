@@ -33,7 +33,7 @@ pub(crate) struct ConvertArgs {
     /// Format of matrices, such as f16, q8_0, q4_k_m, q1_0 or pq2_0; unless set, the one that keeps every bit
     #[arg(long, value_name = "TYPE")]
     r#type: Option<FileType>,
-    /// Replace what exists, a model in a folder with all of its files; without this, it is an error (exit code 2)
+    /// Replace what exists, in a folder safetensors in parts and all files of a tokenizer; without this, it is an error (exit code 2)
     #[arg(short, long)]
     force: bool,
 }

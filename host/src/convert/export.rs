@@ -39,7 +39,8 @@ const CONFIG: &str = "config.json";
 ///
 /// # Errors
 /// As for [`convert`](super::convert), and [`ConvertError::Exists`] if the folder has a model. Files are complete or
-/// not there; `config.json` is written last. A model that is replaced is removed with all of its files.
+/// not there; `config.json` is written last. Safetensors in parts and files of a tokenizer that are replaced are removed; an
+/// ONNX file stays.
 pub fn convert_to_folder(
     source: impl AsRef<Path>,
     out: impl AsRef<Path>,
