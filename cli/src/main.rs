@@ -140,7 +140,7 @@ impl Command {
     }
 }
 
-/// The command line. The help of commands that read no model leaves out the options of one.
+/// The command line. The help of commands that read no model, see [`Command::reads_model`], leaves out the options of one.
 fn parse() -> Result<Cli, clap::Error> {
     const WITHOUT: [&str; 5] = ["convert", "quantize", "pull", "list", "rm"];
     let mut command = Cli::command();

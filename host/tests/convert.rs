@@ -314,7 +314,7 @@ fn a_folder_written_from_gguf_is_the_same_model() {
             convert_to_folder(fixture(name), &folder, &ConvertOptions::new(), |_, _| ()).unwrap_err();
         assert!(refused.to_string().contains("it exists already"), "{refused}");
         // A model in parts is replaced with all that readers would take for it.
-        let index = "{\"weight_map\": {\"lm_head.weight\": \"model-00001-of-00001.safetensors\"}}";
+        let index = "{\"weight_map\": {\"a\": \"model-00001-of-00001.safetensors\", \"b\": \"notes.txt\"}}";
         let of_it =
             ["model.safetensors.index.json", "model-00001-of-00001.safetensors", "generation_config.json"];
         for file in of_it.into_iter().chain(["notes.txt"]) {

@@ -176,7 +176,9 @@ pub(super) fn parts_of_model(path: &Path) -> Vec<PathBuf> {
         "tokenizer.model",
         "vocab.json",
     ];
-    shards.iter().map(String::as_str).chain(others).map(|name| path.join(name)).collect()
+    // An index may name anything.
+    let shards = shards.iter().map(String::as_str).filter(|name| name.ends_with(".safetensors"));
+    shards.chain(others).map(|name| path.join(name)).collect()
 }
 
 /// The files that the index of a model in parts names: files of the same folder.
