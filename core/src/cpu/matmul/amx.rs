@@ -1,18 +1,17 @@
-//! AMX over repacked rows, for prompts: a tile instruction multiplies 32 columns of 16 rows by those of 16
-//! tokens. Fewer tokens are left to AVX-512 VNNI, which uses the same layouts.
+//! AMX over repacked rows, for several tokens: a tile instruction multiplies the columns of 16 rows by those of 16
+//! tokens. A single token, or a few, are left to AVX-512 VNNI, which uses the same layouts.
 //!
-//! * A: activations, `(16 tokens, 32 columns)` of i8, straight from the [`Q8Block`]s.
-//! * B: codes, `(8, 16 rows, 4 columns)` of i8, unpacked from 32 columns.
-//! * C: `(16 tokens, 16 rows)` of i32: `C[t][r] = sum over k, j of A[t][4 k + j] * B[k][r][j]`.
+//! * A: activations in the order of an [`ActivationTile`], `(16, columns)` of i8.
+//! * B: codes, `(columns / 4, 16 rows, 4 columns)` of i8, unpacked from the weights.
+//! * C: `(16, 16 rows)` of i32: `C[t][r] = sum over k, j of A[t][4 k + j] * B[k][r][j]`.
 //!
-//! C is stored to the L1 cache, from where `vpdpwssd` multiplies each token's 16 sums by its factor and adds
-//! them to those of the block's other parts; scales follow as in `scalar.rs`, in its order, so that the bits
-//! equal the reference. Two groups of rows share the loads of A.
+//! Each 32 columns, a part, have their own factor per token, so that C is the sum of one part: either of 16 tokens,
+//! or of up to eight, whose next part is in the other eight rows of A beside zeros. C is stored to the L1 cache, from
+//! where `vpdpwssd` multiplies each token's 16 sums by its factor and adds them to those of the block's other parts;
+//! scales follow as in `scalar.rs`, in its order, so that the bits equal the reference.
 //!
-//! **Estimate; not run on AMX hardware.** For 128 columns, 16 tokens and 32 rows (65536 products) on Sapphire
-//! Rapids: 8 `tdpbssd` of 16 cycles, 128 cycles; 160 stores of 64 bytes, one per cycle; 384 loads, two per
-//! cycle, 192 cycles; 240 vector operations, two per cycle, 120 cycles. If everything else overlaps with the
-//! loads, 340 products per cycle, against 128 with `vpdpbusd`.
+//! A tile that is stored as soon as it is computed, or loaded to vectors as soon as it is stored, takes several times
+//! as long. So products are stored two later, and vectors add the sums of one [`Unit`] while tiles multiply the next.
 #![allow(unsafe_code)]
 
 use core::arch::asm;
@@ -21,24 +20,116 @@ use core::mem::MaybeUninit;
 
 use super::args::{Kernel, MatmulArgs};
 use super::avx512_panel::{self, Avx512};
-use super::panel_kernel::{PART, PanelKernel, QUADS, kernel_of, start};
+use super::lut_kernel::later;
+use super::panel_kernel::{PART, PanelKernel, QUADS, kernel_of};
 use super::scalar::integer_from;
-use crate::cpu::activations::{Q8_LEN, Q8Block, q8_blocks};
+use crate::cpu::activation_lut::ActivationLut;
+use crate::cpu::activations::{Q8_LEN, Q8Block};
 use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::{Layout, PANEL_ROWS};
-use crate::cpu::simd::avx512::dpwssd;
-use crate::quant::Format;
+use crate::cpu::simd::avx512::dpwssd_at;
+use crate::quant::{Format, MAX_BLOCK};
 
-/// Tokens per tile, and the fewest that tiles are used for.
-pub(super) const TOKENS: usize = 16;
-/// Columns that are unpacked at once: 16 KB for two groups of rows, a third of the L1 cache.
-const CHUNK: usize = 512;
+/// Fewest tokens that tiles are used for.
+pub(super) const FROM: usize = 6;
+/// Rows of a tile.
+const ROWS: usize = 16;
+/// Columns of an [`ActivationTile`].
+const COLS: usize = 128;
+/// Parts of an [`ActivationTile`].
+const PARTS: usize = COLS / PART;
+/// Prefetch distance in chunks.
+const AHEAD: usize = 8;
 /// Tiles of tokens that share one unpacking of the weights.
 const TILES: usize = 8;
-/// Groups of rows that share the loads of activations.
-const GROUPS: usize = 2;
-/// Parts whose activations are in tile registers at once.
-const STEP: usize = 4;
+
+/// How tokens and columns share the rows of A.
+trait Shape {
+    /// Tokens of a tile.
+    const TOKENS: usize;
+    /// Parts of a token that are multiplied at once.
+    const PARTS: usize = ROWS / Self::TOKENS;
+    const CONFIG: &Config;
+}
+
+/// 16 tokens.
+struct Sixteen;
+
+impl Shape for Sixteen {
+    const TOKENS: usize = 16;
+    const CONFIG: &Config = &Config::new(PART);
+}
+
+/// Up to eight tokens, each in two rows.
+struct Eight;
+
+impl Shape for Eight {
+    const TOKENS: usize = 8;
+    const CONFIG: &Config = &Config::new(2 * PART);
+}
+
+/// 128 columns of the activations of a tile of tokens.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct ActivationTile {
+    /// A of each product of a [`Shape`], `(products, 16, PART * Shape::PARTS)`.
+    q: [i8; PARTS * ROWS * PART],
+    /// The factors of each part and token.
+    factor: [[i32; ROWS]; PARTS],
+    /// The starts of each 64 columns and token.
+    start: [[i32; ROWS]; COLS / Q8_LEN],
+}
+
+// SAFETY: integers and arrays of them, without padding (2048 + 256 + 128 = 2432 = 38 * 64).
+unsafe impl bytemuck::Zeroable for ActivationTile {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for ActivationTile {}
+
+/// [`ActivationLut`]s in whose memory [`fill`] puts the tiles of `tokens`.
+pub(super) const fn lut_len(tokens: usize, cols: usize) -> usize {
+    let tiles = tokens.div_ceil(ROWS).saturating_mul(cols.div_ceil(COLS));
+    tiles.saturating_mul(size_of::<ActivationTile>()).div_ceil(size_of::<ActivationLut>())
+}
+
+/// Fills `out`, of [`lut_len`] elements, with the tiles of `q8`, of `blocks` blocks per token: `(columns, tiles)`.
+pub(super) fn fill(q8: &[Q8Block], blocks: usize, out: &mut [ActivationLut]) {
+    let tokens = q8.len() / blocks;
+    let across = blocks.div_ceil(COLS / Q8_LEN);
+    let bytes = bytemuck::cast_slice_mut::<_, u8>(out);
+    let down = tokens.div_ceil(ROWS);
+    let len = down * across * size_of::<ActivationTile>();
+    let Some(tiles) = bytes.get_mut(..len).and_then(|bytes| bytemuck::try_cast_slice_mut(bytes).ok()) else {
+        return;
+    };
+    // Rows without a token, the other half of few tokens' rows, and columns that are not there.
+    let tiles: &mut [ActivationTile] = tiles;
+    let zero = <ActivationTile as bytemuck::Zeroable>::zeroed();
+    if !tokens.is_multiple_of(ROWS) {
+        tiles.iter_mut().skip(down - 1).step_by(down).for_each(|tile| *tile = zero);
+    }
+    if !blocks.is_multiple_of(2) {
+        tiles[(across - 1) * down..].fill(zero);
+    }
+    for (n, q8) in q8.chunks(ROWS * blocks).enumerate() {
+        let few = tokens <= Eight::TOKENS;
+        for (t, q8) in q8.chunks_exact(blocks).enumerate() {
+            for (i, block) in q8.iter().enumerate() {
+                let (tile, half) = (&mut tiles[i / 2 * down + n], i % 2);
+                for (j, q) in block.q.as_chunks::<PART>().0.iter().enumerate() {
+                    let p = 2 * half + j;
+                    let row = if few {
+                        half * 2 * ROWS + j * (2 * Eight::TOKENS + 1) + 2 * t
+                    } else {
+                        p * ROWS + t
+                    };
+                    tile.q.as_chunks_mut::<PART>().0[row] = *q;
+                    tile.factor[p][t] = block.factor[j];
+                }
+                tile.start[half][t] = block.start;
+            }
+        }
+    }
+}
 
 /// The kernel for int8 activations and repacked rows.
 pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
@@ -47,26 +138,29 @@ pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
 fn one_bit(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    if args.tokens < TOKENS {
+    if args.tokens < FROM || args.luts.is_empty() {
         avx512_panel::one_bit(args, out);
     } else {
         // SAFETY: the features of this function; tiles are there where this kernel is.
-        unsafe { rows::<OneBit, 128>(args, out) };
+        unsafe { tokens::<OneBit, 128>(args, out) };
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
 fn kernel<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    if args.tokens < TOKENS {
+    if args.tokens < FROM || args.luts.is_empty() {
         avx512_panel::kernel::<BITS, BLOCK>(args, out);
     } else {
         // SAFETY: as above.
-        unsafe { rows::<Codes<BITS>, BLOCK>(args, out) };
+        unsafe { tokens::<Codes<BITS>, BLOCK>(args, out) };
     }
 }
 
 /// How codes are unpacked for tile B.
 trait Unpack {
+    /// Bits of a code.
+    const BITS: usize;
+
     /// Part `p` of the group's `codes`, as `(8, 16 rows, 4 columns)`.
     ///
     /// Safety: AVX-512, and the part is there.
@@ -77,6 +171,8 @@ trait Unpack {
 struct Codes<const BITS: usize>;
 
 impl<const BITS: usize> Unpack for Codes<BITS> {
+    const BITS: usize = BITS;
+
     #[inline(always)]
     unsafe fn part(codes: *const u8, p: usize) -> [__m512i; QUADS] {
         // SAFETY: the caller's promise.
@@ -95,6 +191,8 @@ impl<const BITS: usize> Unpack for Codes<BITS> {
 struct OneBit;
 
 impl Unpack for OneBit {
+    const BITS: usize = 1;
+
     #[inline(always)]
     unsafe fn part(codes: *const u8, p: usize) -> [__m512i; QUADS] {
         /// Bytes of 16 rows of 128 columns.
@@ -144,58 +242,52 @@ struct Config {
     rows: [u8; 16],
 }
 
-/// Registers 0 to 3 are A, 4 and 5 are B, 6 and 7 are C.
-static CONFIG: Config = Config {
-    palette: 1,
-    start_row: 0,
-    reserved: [0; 14],
-    row_bytes: [32, 32, 32, 32, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 8, 8, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-};
-
-/// Multiplies A, in register `$a`, with B at `$b`, and stores C at `$c`, both in rows of 64 bytes.
-///
-/// No register is declared as clobbered, as the compiler itself never uses tile registers.
-macro_rules! multiply {
-    ($a:literal, $b_register:literal, $c_register:literal, $b:expr, $c:expr) => {
-        asm!(
-            concat!("tileloadd tmm", $b_register, ", [{b} + {line}*1]"),
-            concat!("tilezero tmm", $c_register),
-            concat!("tdpbssd tmm", $c_register, ", tmm", $a, ", tmm", $b_register),
-            concat!("tilestored [{c} + {line}*1], tmm", $c_register),
-            b = in(reg) $b, c = in(reg) $c, line = in(reg) 64_usize,
-            options(nostack, preserves_flags),
-        )
-    };
+impl Config {
+    /// For products of `cols` columns: registers 0 and 1 are A, 2 and 3 are B, 4 to 7 are C.
+    const fn new(cols: usize) -> Config {
+        let (a, b) = (cols as u16, (cols / 4) as u8);
+        Config {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [a, a, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+            rows: [16, 16, b, b, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+        }
+    }
 }
 
-/// Loads A from `$p` on, its tokens `$stride` bytes apart, into register `$a`.
-macro_rules! load {
-    ($a:literal, $p:expr, $stride:expr) => {
-        asm!(
-            concat!("tileloadd tmm", $a, ", [{p} + {stride}*1]"),
-            p = in(reg) $p, stride = in(reg) $stride,
-            options(readonly, nostack, preserves_flags),
-        )
-    };
-}
-
-/// Fills `out` for at least [`TOKENS`] tokens.
+/// Fills `out`.
 ///
-/// Safety: the processor has AVX-512 and AMX, and matrices are as `U` and `BLOCK` state.
+/// Safety: the processor has AVX-512 and AMX, matrices are as `U` and `BLOCK` state, and tiles have been filled.
 #[inline(always)]
-unsafe fn rows<U: Unpack, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+unsafe fn tokens<U: Unpack, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if args.tokens <= Eight::TOKENS {
+            rows::<U, Eight, BLOCK, 4>(args, out);
+        } else {
+            rows::<U, Sixteen, BLOCK, 2>(args, out);
+        }
+    }
+}
+
+/// As [`tokens`]. `G` groups of rows share the loads of activations.
+#[inline(always)]
+unsafe fn rows<U: Unpack, S: Shape, const BLOCK: usize, const G: usize>(
+    args: &MatmulArgs<'_>,
+    out: &mut OutputRows<'_>,
+) {
     let end = args.w.rows_in_panels().saturating_sub(out.first()).min(out.len()) / PANEL_ROWS * PANEL_ROWS;
     let mut i = 0;
     // SAFETY: the caller's promise; the groups are there.
     unsafe {
-        asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(readonly, nostack, preserves_flags));
-        while i + GROUPS * PANEL_ROWS <= end {
-            groups::<U, BLOCK, GROUPS>(args, out, i);
-            i += GROUPS * PANEL_ROWS;
+        asm!("ldtilecfg [{}]", in(reg) S::CONFIG, options(readonly, nostack, preserves_flags));
+        while i + G * PANEL_ROWS <= end {
+            groups::<U, S, BLOCK, G>(args, out, i);
+            i += G * PANEL_ROWS;
         }
         while i < end {
-            groups::<U, BLOCK, 1>(args, out, i);
+            groups::<U, S, BLOCK, 1>(args, out, i);
             i += PANEL_ROWS;
         }
         // Tiles in use would be saved on every context switch.
@@ -206,58 +298,90 @@ unsafe fn rows<U: Unpack, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut O
 
 /// `G` groups of rows from row `i` on.
 #[inline(always)]
-unsafe fn groups<U: Unpack, const BLOCK: usize, const G: usize>(
+unsafe fn groups<U: Unpack, S: Shape, const BLOCK: usize, const G: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     i: usize,
 ) {
     let cols = args.w.cols();
-    let stride = q8_blocks(cols);
     let group: [*const u8; G] =
         core::array::from_fn(|g| args.w.panel(out.first() + i + g * PANEL_ROWS).as_ptr());
-    let tiles = args.tokens.div_ceil(TOKENS);
-    // The last tile overlaps the one before, so that it is full: the shared tokens get their outputs twice.
-    let token = |tile: usize| (tile * TOKENS).min(args.tokens - TOKENS);
-    // SAFETY: the caller's promise; each token has `stride` blocks of activations. Only the written part of
-    // the buffers is read.
+    let stride = PANEL_ROWS * args.w.row_bytes();
+    let tiles = args.tokens.div_ceil(S::TOKENS);
+    let activations = args.luts.as_ptr().cast::<ActivationTile>();
+    // Columns that are unpacked at once: more would leave the L1 cache before they are multiplied.
+    let chunk = const { if BLOCK < COLS { COLS } else { BLOCK } };
+    // SAFETY: the caller's promise. Only the written part of the buffers is read.
     unsafe {
-        let mut quads = [[MaybeUninit::<__m512i>::uninit(); CHUNK / 4]; G];
-        let mut d = [[MaybeUninit::<__m512>::uninit(); CHUNK / 64]; G];
-        let mut sums = [[[MaybeUninit::<__m512>::uninit(); TOKENS]; G]; TILES];
+        let mut quads = [[MaybeUninit::<__m512i>::uninit(); G]; MAX_BLOCK / 4];
+        let mut sums = [[[MaybeUninit::<__m512>::uninit(); ROWS]; G]; TILES];
+        let mut products = [[[[_mm512_setzero_si512(); ROWS]; G]; PARTS]; 2];
+        let mut carried = [[_mm512_setzero_si512(); ROWS]; G];
+        let mut unused = [[_mm512_setzero_ps(); ROWS]; G];
+        let products: [*mut Products<G>; 2] = [&raw mut products[0], &raw mut products[1]];
+        let quads: *mut __m512i = (&raw mut quads).cast();
         for first in (0..tiles).step_by(TILES) {
-            let sums = &mut sums[..TILES.min(tiles - first)];
-            sums.as_flattened_mut().as_flattened_mut().fill(MaybeUninit::new(_mm512_setzero_ps()));
-            for at in (0..cols).step_by(CHUNK) {
-                let len = CHUNK.min(cols - at);
-                for g in 0..G {
-                    let codes = group[g].add(cols / BLOCK * 2 * PANEL_ROWS);
-                    for p in 0..len / PART {
-                        for (s, quad) in U::part(codes, at / PART + p).into_iter().enumerate() {
-                            quads[g][p * QUADS + s].write(quad);
-                        }
-                    }
-                    for b in 0..len / BLOCK {
-                        d[g][b].write(Avx512::scales(group[g].add((at / BLOCK + b) * 2 * PANEL_ROWS)));
+            let count = TILES.min(tiles - first);
+            sums[..count].as_flattened_mut().as_flattened_mut().fill(MaybeUninit::new(_mm512_setzero_ps()));
+            let sums_of = sums.as_mut_ptr().cast::<[[__m512; ROWS]; G]>();
+            // Nothing that counts.
+            let mut before = Unit::<G> {
+                tile: activations,
+                part: 0,
+                step: 0,
+                codes: core::ptr::null(),
+                scales: [_mm512_setzero_ps(); G],
+                products: products[1],
+                sums: &raw mut unused,
+            };
+            let mut turn = 0;
+            for at in (0..cols).step_by(chunk) {
+                // Later tiles find the weights in a cache.
+                if first == 0 {
+                    let (later, next) = later(AHEAD, at / chunk, cols / chunk, G * stride);
+                    for group in group.map(|group| group.wrapping_add(next)) {
+                        let blocks = chunk / BLOCK * later;
+                        prefetch(group.wrapping_add(blocks * 2 * PANEL_ROWS), chunk / BLOCK * 2 * PANEL_ROWS);
+                        let bytes = PANEL_ROWS * U::BITS / 8;
+                        let codes = cols / BLOCK * 2 * PANEL_ROWS + later * chunk * bytes;
+                        prefetch(group.wrapping_add(codes), chunk * bytes);
                     }
                 }
-                for (tile, sums) in sums.iter_mut().enumerate() {
-                    let y = args.q8.as_ptr().add(token(first + tile) * stride + at / Q8_LEN);
-                    for b in 0..len / BLOCK {
-                        // No closures: the compiler might compile them without the instruction set.
-                        let mut codes = [core::ptr::null(); G];
+                for p in 0..chunk.min(cols - at) / PART {
+                    for (g, group) in group.iter().enumerate() {
+                        let codes = group.add(cols / BLOCK * 2 * PANEL_ROWS);
+                        let to = quads.add(((p / S::PARTS * G + g) * S::PARTS + p % S::PARTS) * QUADS);
+                        for (s, quad) in U::part(codes, at / PART + p).into_iter().enumerate() {
+                            to.add(s).write(quad);
+                        }
+                    }
+                }
+                for tile in 0..count {
+                    for col in (at..cols.min(at + chunk)).step_by(Unit::<G>::parts::<BLOCK>() * PART) {
                         let mut scales = [_mm512_setzero_ps(); G];
                         for g in 0..G {
-                            codes[g] = quads[g].as_ptr().add(b * (BLOCK / 4)).cast();
-                            scales[g] = d[g][b].assume_init();
+                            scales[g] = Avx512::scales(group[g].add(col / BLOCK * 2 * PANEL_ROWS));
                         }
-                        add_block::<BLOCK, G>(codes, scales, y.add(b * (BLOCK / Q8_LEN)), stride, sums);
+                        let unit = Unit {
+                            tile: activations.add(col / COLS * tiles + first + tile),
+                            part: col % COLS / PART,
+                            step: col % BLOCK / COLS,
+                            codes: quads.add((col - at) / 4 * G),
+                            scales,
+                            products: products[turn],
+                            sums: sums_of.add(tile),
+                        };
+                        turn ^= 1;
+                        unit.multiply::<S, BLOCK>(&before, &mut carried);
+                        before = unit;
                     }
                 }
             }
-            for (tile, sums) in sums.iter().enumerate() {
+            before.finish::<S, BLOCK>(&mut carried);
+            for (tile, sums) in sums[..count].iter().enumerate() {
+                let first = (first + tile) * S::TOKENS;
                 for (g, sums) in sums.iter().enumerate() {
-                    for (t, sum) in sums.iter().enumerate() {
-                        let t = token(first + tile) + t;
+                    for (t, sum) in (first..args.tokens.min(first + S::TOKENS)).zip(sums) {
                         out.put_all(t, i + g * PANEL_ROWS, &Avx512::outputs(sum.assume_init(), args.step(t)));
                     }
                 }
@@ -266,56 +390,184 @@ unsafe fn groups<U: Unpack, const BLOCK: usize, const G: usize>(
     }
 }
 
-/// Multiplies a block of columns of `G` groups, `quads` with the scales `d`, by that of 16 tokens, `y` with
-/// `stride` blocks from one to the next, and adds the products to their `sums`.
+/// Prefetches `len` bytes at `p`, which may be any address, to the L2 cache.
 #[inline(always)]
-unsafe fn add_block<const BLOCK: usize, const G: usize>(
-    quads: [*const __m512i; G],
-    d: [__m512; G],
-    y: *const Q8Block,
-    stride: usize,
-    sums: &mut [[MaybeUninit<__m512>; TOKENS]; G],
-) {
-    let bytes = stride * size_of::<Q8Block>();
-    let parts = STEP.min(BLOCK / PART);
-    let steps = BLOCK / PART / parts;
-    let mut c = [[[MaybeUninit::<__m512i>::uninit(); TOKENS]; STEP]; G];
-    let mut carried = [[MaybeUninit::<__m512i>::uninit(); TOKENS]; G];
-    // SAFETY: the caller's promise. Tiles are configured; only the written part of the buffers is read.
-    unsafe {
-        for step in 0..steps {
-            let y = y.add(step * parts / 2);
-            // The activations come first in a block.
-            load!("0", y.cast::<i8>(), bytes);
-            load!("1", y.cast::<i8>().add(PART), bytes);
-            if parts == STEP {
-                load!("2", y.add(1).cast::<i8>(), bytes);
-                load!("3", y.add(1).cast::<i8>().add(PART), bytes);
-            }
-            for g in 0..G {
-                let b = quads[g].add(step * parts * QUADS);
-                multiply!("0", "4", "6", b, c[g][0].as_mut_ptr());
-                multiply!("1", "5", "7", b.add(QUADS), c[g][1].as_mut_ptr());
-                if parts == STEP {
-                    multiply!("2", "4", "6", b.add(2 * QUADS), c[g][2].as_mut_ptr());
-                    multiply!("3", "5", "7", b.add(3 * QUADS), c[g][3].as_mut_ptr());
-                }
-            }
-            for t in 0..TOKENS {
-                let y = y.add(t * stride);
-                let start = if step == 0 { start::<Avx512, BLOCK>(y) } else { _mm512_setzero_si512() };
-                for g in 0..G {
-                    let mut n = if step == 0 { start } else { carried[g][t].assume_init() };
-                    for p in 0..parts {
-                        // Sums fit 16 bits, and the upper half of a factor is zero.
-                        let factor = _mm512_set1_epi32((*y.add(p / 2)).factor[p % 2]);
-                        n = dpwssd(n, c[g][p][t].assume_init(), factor);
+fn prefetch(p: *const u8, len: usize) {
+    for line in 0..len.div_ceil(64) {
+        // SAFETY: a prefetch may be of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(64 * line).cast()) };
+    }
+}
+
+/// C of each product: `(products, groups of rows, 16, 16 rows)`.
+type Products<const G: usize> = [[[__m512i; ROWS]; G]; PARTS];
+
+/// At most 128 columns of a block of `G` groups of rows and of a tile of tokens.
+struct Unit<const G: usize> {
+    tile: *const ActivationTile,
+    /// The first part in `tile`.
+    part: usize,
+    /// Which 128 columns of the block they are.
+    step: usize,
+    /// B of each product: `(products, groups of rows, QUADS * Shape::PARTS)`.
+    codes: *const __m512i,
+    /// The scales of the block.
+    scales: [__m512; G],
+    products: *mut Products<G>,
+    /// The sums of each token.
+    sums: *mut [[__m512; ROWS]; G],
+}
+
+impl<const G: usize> Unit<G> {
+    const fn parts<const BLOCK: usize>() -> usize {
+        if BLOCK < COLS { BLOCK / PART } else { PARTS }
+    }
+
+    /// Tile products.
+    const fn count<S: Shape, const BLOCK: usize>() -> usize {
+        G * Self::parts::<BLOCK>() / S::PARTS
+    }
+
+    /// How many products later one is stored.
+    const fn delay<S: Shape, const BLOCK: usize>() -> usize {
+        match Self::count::<S, BLOCK>() {
+            1 => 0,
+            2 | 3 => 1,
+            _ => 2,
+        }
+    }
+
+    /// Multiplies, and adds the products of the unit before.
+    #[inline(always)]
+    unsafe fn multiply<S: Shape, const BLOCK: usize>(
+        &self,
+        before: &Unit<G>,
+        carried: &mut [[__m512i; ROWS]; G],
+    ) {
+        macro_rules! step {
+            ($($k:literal)*) => { $(
+                if $k < Self::count::<S, BLOCK>() {
+                    self.product::<S, $k>();
+                    let unit = if $k < Self::delay::<S, BLOCK>() { before } else { self };
+                    unit.store::<S, BLOCK, $k>();
+                    // Those of the unit before are stored by then.
+                    let half = Self::count::<S, BLOCK>() / 2;
+                    if $k >= half {
+                        let tokens = S::TOKENS / (Self::count::<S, BLOCK>() - half);
+                        before.add::<S, BLOCK>(($k - half) * tokens, tokens, carried);
                     }
-                    if step + 1 < steps {
-                        carried[g][t].write(n);
+                }
+            )* };
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            step!(0 1 2 3 4 5 6 7);
+        }
+    }
+
+    /// Adds the last products.
+    #[inline(always)]
+    unsafe fn finish<S: Shape, const BLOCK: usize>(&self, carried: &mut [[__m512i; ROWS]; G]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if Self::delay::<S, BLOCK>() > 0 {
+                self.store::<S, BLOCK, 0>();
+            }
+            if Self::delay::<S, BLOCK>() > 1 {
+                self.store::<S, BLOCK, 1>();
+            }
+            self.add::<S, BLOCK>(0, S::TOKENS, carried);
+        }
+    }
+
+    /// Computes product `K`. No register is declared as clobbered, as the compiler itself never uses tile registers.
+    #[inline(always)]
+    unsafe fn product<S: Shape, const K: usize>(&self) {
+        let (m, g) = (K / G, K % G);
+        let cols = S::PARTS * PART;
+        // SAFETY: the caller's promise. Tiles are configured.
+        unsafe {
+            if g == 0 {
+                asm!(
+                    "tileloadd tmm{a}, [{p} + {line}*1]",
+                    p = in(reg) (&raw const (*self.tile).q).cast::<i8>().add(self.part * ROWS * PART + m * ROWS * cols),
+                    line = in(reg) cols,
+                    a = const K / G % 2,
+                    options(readonly, nostack, preserves_flags),
+                );
+            }
+            asm!(
+                "tileloadd tmm{b}, [{p} + {line}*1]",
+                "tilezero tmm{c}",
+                "tdpbssd tmm{c}, tmm{a}, tmm{b}",
+                p = in(reg) self.codes.add(K * S::PARTS * QUADS),
+                line = in(reg) 64_usize,
+                a = const K / G % 2,
+                b = const 2 + K % 2,
+                c = const 4 + K % 4,
+                options(readonly, nostack, preserves_flags),
+            );
+        }
+    }
+
+    /// Stores the product that is stored after product `K` was computed.
+    #[inline(always)]
+    unsafe fn store<S: Shape, const BLOCK: usize, const K: usize>(&self) {
+        let count = Self::count::<S, BLOCK>();
+        let k = (K + count - Self::delay::<S, BLOCK>()) % count;
+        macro_rules! store {
+            ($register:literal) => {
+                asm!(
+                    concat!("tilestored [{c} + {line}*1], tmm", $register),
+                    c = in(reg) &raw mut (*self.products)[k / G][k % G],
+                    line = in(reg) 64_usize,
+                    options(nostack, preserves_flags),
+                )
+            };
+        }
+        // SAFETY: the caller's promise. Tiles are configured.
+        unsafe {
+            match k % 4 {
+                0 => store!("4"),
+                1 => store!("5"),
+                2 => store!("6"),
+                _ => store!("7"),
+            }
+        }
+    }
+
+    /// Adds the products of `count` tokens from `first` on.
+    #[inline(always)]
+    unsafe fn add<S: Shape, const BLOCK: usize>(
+        &self,
+        first: usize,
+        count: usize,
+        carried: &mut [[__m512i; ROWS]; G],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let tile = &*self.tile;
+            for t in first..first + count {
+                let mut factors = [_mm512_setzero_si512(); PARTS];
+                for p in 0..Self::parts::<BLOCK>() {
+                    factors[p] = _mm512_set1_epi32(tile.factor[self.part + p][t]);
+                }
+                let mut start = _mm512_set1_epi32(tile.start[self.part / 2][t]);
+                if BLOCK > Q8_LEN {
+                    start = _mm512_add_epi32(start, _mm512_set1_epi32(tile.start[1][t]));
+                }
+                for g in 0..G {
+                    let mut n = if self.step == 0 { start } else { _mm512_add_epi32(carried[g][t], start) };
+                    for p in 0..Self::parts::<BLOCK>() {
+                        let sums = &raw const (*self.products)[p / S::PARTS][g][p % S::PARTS * S::TOKENS + t];
+                        // Sums fit 16 bits, and the upper half of a factor is zero.
+                        n = dpwssd_at(n, factors[p], sums);
+                    }
+                    if (self.step + 1) * COLS < BLOCK {
+                        carried[g][t] = n;
                     } else {
-                        let sum = &mut sums[g][t];
-                        *sum = MaybeUninit::new(Avx512::add_block(sum.assume_init(), n, d[g]));
+                        let sum = &mut (*self.sums)[g][t];
+                        *sum = Avx512::add_block(*sum, n, self.scales[g]);
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Building the lookup tables of activations, for the instruction sets whose kernels use them.
+//! Building the lookup tables of activations, or their tiles, for the instruction sets whose kernels use them.
 #![allow(unsafe_code)]
 
 use super::token_lanes::{self, Lanes};
@@ -14,7 +14,7 @@ use crate::quant::Format;
 pub(crate) enum Lookups {
     /// None.
     Never,
-    /// Those of several tokens, by vectors with a lane per token.
+    /// Those of several tokens, by vectors with a lane per token or by tiles.
     InLanes,
     /// All.
     Always,
@@ -27,7 +27,7 @@ impl Lookups {
             Layout::RowMajor => Lookups::Never,
             Layout::Panels8 => Lookups::Always,
             Layout::Panels32 => {
-                if in_lanes(isa, layout, format) {
+                if in_lanes(isa, layout, format) || has_tiles(isa, usize::MAX) {
                     Lookups::InLanes
                 } else {
                     Lookups::Never
@@ -40,17 +40,33 @@ impl Lookups {
     pub(crate) const fn include(self, isa: Isa, tokens: usize) -> bool {
         match self {
             Lookups::Never => false,
-            Lookups::InLanes => lanes(isa).tokens(tokens) > 0,
+            Lookups::InLanes => lanes(isa).tokens(tokens) > 0 || has_tiles(isa, tokens),
             Lookups::Always => true,
         }
     }
 }
 
 /// Number of lookup tables that the kernels of `isa` use in a product of `(tokens, cols)` with matrices in
-/// [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8); 0 if they use none. Without tables the reference
-/// computes.
+/// [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8); 0 if they use none. With AMX the memory holds tiles of
+/// several tokens instead, which all repacked matrices use. Without tables slower kernels or the reference compute.
 pub const fn lut_len(isa: Isa, tokens: usize, cols: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if has_tiles(isa, tokens) {
+        return super::amx::lut_len(tokens, cols);
+    }
     cols.div_ceil(LUT_COLS).saturating_mul(lut_tokens(isa, tokens))
+}
+
+/// Whether the kernels of `isa` multiply so many tokens in tiles, which then are in the memory of the tables.
+const fn has_tiles(isa: Isa, tokens: usize) -> bool {
+    match isa.kind() {
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Amx => tokens >= super::amx::FROM,
+        _ => {
+            let _ = tokens;
+            false
+        }
+    }
 }
 
 /// How many of `tokens` the kernels of `isa` compute by table lookup.
@@ -66,15 +82,8 @@ const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
         Kind::Helium => 0,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words => tokens,
-        // AMX multiplies, whatever the format.
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx512Amx => {
-            if tokens < super::amx::TOKENS {
-                tokens
-            } else {
-                0
-            }
-        }
+        Kind::Avx512Amx => tokens,
         #[cfg(target_arch = "aarch64")]
         Kind::Neon | Kind::NeonDot => lanes(isa).tokens(tokens),
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -169,6 +178,11 @@ pub fn build_lut(isa: Isa, q8: &[Q8Block], cols: usize, out: &mut [ActivationLut
         }
     }
     if out.is_empty() {
+        return Ok(());
+    }
+    #[cfg(target_arch = "x86_64")]
+    if has_tiles(isa, tokens) {
+        super::amx::fill(q8, blocks, out);
         return Ok(());
     }
     let lanes = lanes(isa);

@@ -100,8 +100,8 @@ pub struct Input<'x> {
     /// `(tokens, q8_blocks(cols))`. If given, the quantized formats are multiplied in integers; float formats
     /// always use `f32`.
     pub q8: Option<&'x [Q8Block]>,
-    /// The output of [`build_lut`] for `q8`, or empty: faster for matrices in [`Layout::Panels8`], unused by
-    /// others.
+    /// The output of [`build_lut`] for `q8`, or empty: faster for matrices in [`Layout::Panels8`], and with AMX for
+    /// all repacked ones.
     pub luts: &'x [ActivationLut],
 }
 

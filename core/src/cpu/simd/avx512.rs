@@ -38,6 +38,23 @@ unsafe fn dpwssd_all(mut n: __m512i, a: __m512i, p: *const i32) -> __m512i {
     n
 }
 
+/// [`dpwssd`] with `b` at `p`.
+///
+/// Safety: 64 readable bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+pub(crate) unsafe fn dpwssd_at(mut n: __m512i, a: __m512i, p: *const __m512i) -> __m512i {
+    // SAFETY: reads registers and, as the caller allows, the vector.
+    unsafe {
+        core::arch::asm!(
+            "vpdpwssd {n}, {a}, zmmword ptr [{p}]",
+            n = inout(zmm_reg) n, a = in(zmm_reg) a, p = in(reg) p,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    n
+}
+
 /// AVX-512 with VNNI: one register.
 pub(crate) struct Avx512;
 
