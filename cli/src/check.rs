@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 /// Check that a model is intact and runs here as it should
 ///
 /// Compares a download from the Hub with its SHA-256, the greedy continuation of a published Bonsai model with the
-/// published one, and all instruction sets of this processor, to the bit, with the scalar reference. With --gpu
-/// also the GPU, within a tolerance. Takes a minute with a 1.7B model.
+/// published one, and all instruction sets of this processor, to the bit, with the scalar reference. With --gpu or
+/// --device also the GPU, within a tolerance. Takes a minute with a 1.7B model.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -185,7 +185,7 @@ fn gpu(
 ) -> Result<Option<Outcome>> {
     if !model_args.on_gpu() {
         if cfg!(feature = "gpu") {
-            remark("(--gpu checks the GPU, too)");
+            remark("(--gpu or --device checks the GPU, too)");
         }
         return Ok(None);
     }
