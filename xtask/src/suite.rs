@@ -42,8 +42,9 @@ const TEST: &str = "test --profile suite";
 /// Tests of the native crates with the GPU engine. Every suite selects the same packages and features: with others, cargo
 /// would build most crates again.
 fn native(m: &Machine) -> Cmd {
-    // The tools have no tests, nor has the C library for microcontrollers; the CUDA engine has a suite of its own.
-    let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN, CUDA, EMBEDDED]);
+    // The tools have no tests, nor has the C library for microcontrollers; the CUDA engine has a suite of its own, and so has
+    // the WebAssembly crate, which tests nothing on the host.
+    let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN, CUDA, EMBEDDED, WASM_SHELL]);
     cargo.arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda"))
 }
 
