@@ -4,14 +4,15 @@
 use crate::command::{Cmd, Result, Tally};
 use crate::firmware::{MODELS, input, read, replies};
 use crate::machine::Machine;
-use crate::package::CLI;
+use crate::package::{CLI, TESTS};
 
 /// As in `tests/tests/firmware.rs`.
 const OPTIONS: &str = "chat --kv q8 --context 256 --temperature 0 --model";
 
 /// Builds and runs it. `cargo` is that of the target.
 pub(crate) fn run(m: &Machine, cargo: impl Fn(&str) -> Cmd, target: &str) -> Result<Tally> {
-    cargo("build --profile suite").packages(&[CLI]).run()?;
+    // Of two packages, so that core is that of the tests; of the second only its features count.
+    cargo("build --profile suite --bin shohin").packages(&[CLI, TESTS]).run()?;
     let program = m.target_of(target).join(target).join("suite/shohin.wasm");
     let shohin = |args: &str| {
         let node = m.cmd("node").arg("--no-warnings").arg(m.root.join("xtask/wasi.mjs")).arg(&program);
