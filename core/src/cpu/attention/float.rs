@@ -1,6 +1,7 @@
 //! Attention over keys and values stored as floats.
 #![allow(unsafe_code)]
 
+use core::marker::PhantomData;
 use core::ops::Range;
 
 use half::f16;
@@ -8,7 +9,7 @@ use half::f16;
 use super::flash::{Compiled, FlashCodec, ROWS, SCRATCH, Span, TILE, prefetch};
 use crate::cache::{BLOCK_POSITIONS, Element, Float, Float8, KvView};
 use crate::cpu::isa::Isa;
-use crate::cpu::simd::{LANES, Simd};
+use crate::cpu::simd::{LANES, Simd, SimdOp};
 
 /// Elements of a head that are converted to f32 at once for many queries.
 const STRIP: usize = SCRATCH / TILE;
@@ -185,36 +186,44 @@ unsafe fn score<L: Simd, E: LoadLanes, const N4: usize, const N2: usize, const N
             let keys = Keys { next: keys.next.filter(|_| r == rows.first), ..keys };
             let (q, scores) = (&q[r..], scores[r..].as_flattened_mut().as_mut_ptr());
             r += if N4 > 0 && left >= 4 {
-                score_blocks::<L, E, 4, N4>(q, keys, scores)
+                L::apart(ScoreBlocks::<L, E, 4, N4> { q, keys, scores, simd: PhantomData })
             } else if left >= 2 {
-                score_blocks::<L, E, 2, N2>(q, keys, scores)
+                L::apart(ScoreBlocks::<L, E, 2, N2> { q, keys, scores, simd: PhantomData })
             } else {
-                score_blocks::<L, E, 1, N1>(q, keys, scores)
+                L::apart(ScoreBlocks::<L, E, 1, N1> { q, keys, scores, simd: PhantomData })
             };
         }
     }
 }
 
 /// Scores `R` queries against all blocks of a tile; returns `R`.
-#[inline(always)]
-unsafe fn score_blocks<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
-    q: &[*const f32],
+struct ScoreBlocks<'a, L, E: Element, const R: usize, const N: usize> {
+    q: &'a [*const f32],
     keys: Keys<E>,
     scores: *mut f32,
-) -> usize {
-    let mut b = 0;
-    // SAFETY: the caller's promise; a tile of scores has room for all blocks.
-    unsafe {
-        while b + N <= keys.blocks {
-            score_tile::<L, E, R, N>(q, keys, b, scores);
-            b += N;
+    simd: PhantomData<L>,
+}
+
+impl<L: Simd, E: LoadLanes, const R: usize, const N: usize> SimdOp for ScoreBlocks<'_, L, E, R, N> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run(self) -> usize {
+        let ScoreBlocks { q, keys, scores, .. } = self;
+        let mut b = 0;
+        // SAFETY: made in [`score`] only, by whose caller's promise a tile of scores has room for all blocks.
+        unsafe {
+            while b + N <= keys.blocks {
+                score_tile::<L, E, R, N>(q, keys, b, scores);
+                b += N;
+            }
+            while b < keys.blocks {
+                score_tile::<L, E, R, 1>(q, keys, b, scores);
+                b += 1;
+            }
         }
-        while b < keys.blocks {
-            score_tile::<L, E, R, 1>(q, keys, b, scores);
-            b += 1;
-        }
+        R
     }
-    R
 }
 
 #[inline(always)]
@@ -313,16 +322,16 @@ unsafe fn sum<L: Simd, E: LoadLanes, const N4: usize, const N2: usize, const N1:
             let n = rows.visible[r];
             let (w, d, o) = (&weights[r..], &decay[r..], &out[r..]);
             let shared = if N4 > 0 && left >= 4 {
-                sum_columns::<L, E, 4, N4>(values, w, 0..n, d, o)
+                L::apart(SumColumns::<L, E, 4, N4>::new(values, w, 0..n, d, o))
             } else if left >= 2 {
-                sum_columns::<L, E, 2, N2>(values, w, 0..n, d, o)
+                L::apart(SumColumns::<L, E, 2, N2>::new(values, w, 0..n, d, o))
             } else {
-                sum_columns::<L, E, 1, N1>(values, w, 0..n, d, o)
+                L::apart(SumColumns::<L, E, 1, N1>::new(values, w, 0..n, d, o))
             };
             for r in r + 1..r + shared {
                 if rows.visible[r] > n {
                     let rest = n..rows.visible[r];
-                    sum_columns::<L, E, 1, N1>(values, &weights[r..], rest, &[1.0], &out[r..]);
+                    L::apart(SumColumns::<L, E, 1, N1>::new(values, &weights[r..], rest, &[1.0], &out[r..]));
                 }
             }
             r += shared;
@@ -331,27 +340,49 @@ unsafe fn sum<L: Simd, E: LoadLanes, const N4: usize, const N2: usize, const N1:
 }
 
 /// Sums values for `R` queries over positions `range`; returns `R`.
-#[inline(always)]
-unsafe fn sum_columns<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
+struct SumColumns<'a, L, E: Element, const R: usize, const N: usize> {
     values: Values<E>,
-    weights: &[[f32; TILE]],
+    weights: &'a [[f32; TILE]],
     range: Range<usize>,
-    decay: &[f32],
-    out: &[*mut f32],
-) -> usize {
-    let mut c = 0;
-    // SAFETY: the caller's promise.
-    unsafe {
-        while c + N * LANES <= values.n {
-            sum_tile::<L, E, R, N>(values, c, weights, range.clone(), decay, out);
-            c += N * LANES;
-        }
-        while c < values.n {
-            sum_tile::<L, E, R, 1>(values, c, weights, range.clone(), decay, out);
-            c += LANES;
-        }
+    decay: &'a [f32],
+    out: &'a [*mut f32],
+    simd: PhantomData<L>,
+}
+
+impl<'a, L, E: Element, const R: usize, const N: usize> SumColumns<'a, L, E, R, N> {
+    /// Safety: as for [`sum`], whose rows these are.
+    #[inline(always)]
+    unsafe fn new(
+        values: Values<E>,
+        weights: &'a [[f32; TILE]],
+        range: Range<usize>,
+        decay: &'a [f32],
+        out: &'a [*mut f32],
+    ) -> Self {
+        SumColumns { values, weights, range, decay, out, simd: PhantomData }
     }
-    R
+}
+
+impl<L: Simd, E: LoadLanes, const R: usize, const N: usize> SimdOp for SumColumns<'_, L, E, R, N> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run(self) -> usize {
+        let SumColumns { values, weights, range, decay, out, .. } = self;
+        let mut c = 0;
+        // SAFETY: the promise of `new`'s caller.
+        unsafe {
+            while c + N * LANES <= values.n {
+                sum_tile::<L, E, R, N>(values, c, weights, range.clone(), decay, out);
+                c += N * LANES;
+            }
+            while c < values.n {
+                sum_tile::<L, E, R, 1>(values, c, weights, range.clone(), decay, out);
+                c += LANES;
+            }
+        }
+        R
+    }
 }
 
 #[inline(always)]

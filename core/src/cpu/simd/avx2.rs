@@ -5,7 +5,7 @@ use core::arch::x86_64::*;
 
 use half::f16;
 
-use super::Simd;
+use super::{Simd, SimdOp};
 
 #[inline(always)]
 pub(super) fn prefetch(p: *const u8) {
@@ -182,5 +182,16 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn prefetch(p: *const u8) {
         prefetch(p);
+    }
+
+    #[inline(always)]
+    unsafe fn apart<W: SimdOp>(op: W) -> W::Output {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,f16c")]
+        fn apart<W: SimdOp>(op: W) -> W::Output {
+            op.run()
+        }
+        // SAFETY: the caller has the instruction set.
+        unsafe { apart(op) }
     }
 }

@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 use half::f16;
 
 use super::avx2::{SPREAD, f16_bits, prefetch};
-use super::{LANES, Simd};
+use super::{LANES, Simd, SimdOp};
 
 /// In assembly because the compiler splits the intrinsic into two instructions.
 #[inline]
@@ -188,5 +188,16 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(p: *const u8) {
         prefetch(p);
+    }
+
+    #[inline(always)]
+    unsafe fn apart<W: SimdOp>(op: W) -> W::Output {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+        fn apart<W: SimdOp>(op: W) -> W::Output {
+            op.run()
+        }
+        // SAFETY: the caller has the instruction set.
+        unsafe { apart(op) }
     }
 }
