@@ -5,13 +5,13 @@
 //! * B: codes, `(columns / 4, 16 rows, 4 columns)` of i8, unpacked from the weights.
 //! * C: `(16, 16 rows)` of i32: `C[t][r] = sum over k, j of A[t][4 k + j] * B[k][r][j]`.
 //!
-//! Each 32 columns, a part, have their own factor per token, so that C is the sum of one part: either of 16 tokens,
-//! or of up to eight, whose next part is in the other eight rows of A beside zeros. C is stored to the L1 cache, from
-//! where `vpdpwssd` multiplies each token's 16 sums by its factor and adds them to those of the block's other parts;
+//! Each 32 columns, a part, have their own factor per token, so that a row of C is the sum of one part: of 16 tokens; or
+//! of up to eight tokens and two parts, where each row of A has zeros in the columns of the other part. C is stored to the
+//! L1 cache, from where `vpdpwssd` multiplies each token's 16 sums by its factor and adds them to those of the block's other parts;
 //! scales follow as in `scalar.rs`, in its order, so that the bits equal the reference.
 //!
 //! A tile that is stored as soon as it is computed, or loaded to vectors as soon as it is stored, takes several times
-//! as long. So products are stored two later, and vectors add the sums of one [`Unit`] while tiles multiply the next.
+//! as long. So a product is stored after the next two are started, and vectors add the sums of one [`Unit`] while tiles multiply the next.
 #![allow(unsafe_code)]
 
 use core::arch::asm;
@@ -21,7 +21,7 @@ use core::mem::MaybeUninit;
 use super::args::{Kernel, MatmulArgs};
 use super::avx512_panel::{self, Avx512};
 use super::lut_kernel::later;
-use super::panel_kernel::{PART, PanelKernel, QUADS, kernel_of};
+use super::panel_kernel::{PART, PanelKernel, QUADS, kernel_of, panel_rows};
 use super::scalar::integer_from;
 use crate::cpu::activation_lut::ActivationLut;
 use crate::cpu::activations::{Q8_LEN, Q8Block};
@@ -30,8 +30,8 @@ use crate::cpu::repack::{Layout, PANEL_ROWS};
 use crate::cpu::simd::avx512::dpwssd_at;
 use crate::quant::{Format, MAX_BLOCK};
 
-/// Fewest tokens that tiles are used for.
-pub(super) const FROM: usize = 6;
+/// Fewer tokens are faster with AVX-512 VNNI.
+pub(super) const FEWEST_TOKENS: usize = 6;
 /// Rows of a tile.
 const ROWS: usize = 16;
 /// Columns of an [`ActivationTile`].
@@ -48,7 +48,7 @@ trait Shape {
     /// Tokens of a tile.
     const TOKENS: usize;
     /// Parts of a token that are multiplied at once.
-    const PARTS: usize = ROWS / Self::TOKENS;
+    const PARTS_AT_ONCE: usize = ROWS / Self::TOKENS;
     const CONFIG: &Config;
 }
 
@@ -72,7 +72,7 @@ impl Shape for Eight {
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct ActivationTile {
-    /// A of each product of a [`Shape`], `(products, 16, PART * Shape::PARTS)`.
+    /// A of each product of a [`Shape`], `(products, 16, PART * Shape::PARTS_AT_ONCE)`.
     q: [i8; PARTS * ROWS * PART],
     /// The factors of each part and token.
     factor: [[i32; ROWS]; PARTS],
@@ -99,30 +99,24 @@ pub(super) fn fill(q8: &[Q8Block], blocks: usize, out: &mut [ActivationLut]) {
     let down = tokens.div_ceil(ROWS);
     let len = down * across * size_of::<ActivationTile>();
     let Some(tiles) = bytes.get_mut(..len).and_then(|bytes| bytemuck::try_cast_slice_mut(bytes).ok()) else {
+        debug_assert!(false, "`out` has `lut_len` elements");
         return;
     };
-    // Rows without a token, the other half of few tokens' rows, and columns that are not there.
     let tiles: &mut [ActivationTile] = tiles;
-    let zero = <ActivationTile as bytemuck::Zeroable>::zeroed();
-    if !tokens.is_multiple_of(ROWS) {
-        tiles.iter_mut().skip(down - 1).step_by(down).for_each(|tile| *tile = zero);
-    }
-    if !blocks.is_multiple_of(2) {
-        tiles[(across - 1) * down..].fill(zero);
+    let few = tokens <= Eight::TOKENS;
+    // The columns of the other part. Sums of rows without a token are never output.
+    if few {
+        tiles.fill(<ActivationTile as bytemuck::Zeroable>::zeroed());
     }
     for (n, q8) in q8.chunks(ROWS * blocks).enumerate() {
-        let few = tokens <= Eight::TOKENS;
         for (t, q8) in q8.chunks_exact(blocks).enumerate() {
             for (i, block) in q8.iter().enumerate() {
                 let (tile, half) = (&mut tiles[i / 2 * down + n], i % 2);
                 for (j, q) in block.q.as_chunks::<PART>().0.iter().enumerate() {
                     let p = 2 * half + j;
-                    let row = if few {
-                        half * 2 * ROWS + j * (2 * Eight::TOKENS + 1) + 2 * t
-                    } else {
-                        p * ROWS + t
-                    };
-                    tile.q.as_chunks_mut::<PART>().0[row] = *q;
+                    // Product `half` has rows of two parts; part `j` is in half `j` of row `8 j + t`.
+                    let at = if few { 2 * (half * ROWS + j * Eight::TOKENS + t) + j } else { p * ROWS + t };
+                    tile.q.as_chunks_mut::<PART>().0[at] = *q;
                     tile.factor[p][t] = block.factor[j];
                 }
                 tile.start[half][t] = block.start;
@@ -138,21 +132,21 @@ pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
 fn one_bit(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    if args.tokens < FROM || args.luts.is_empty() {
+    if args.tokens < FEWEST_TOKENS || args.luts.is_empty() {
         avx512_panel::one_bit(args, out);
     } else {
         // SAFETY: the features of this function; tiles are there where this kernel is.
-        unsafe { tokens::<OneBit, 128>(args, out) };
+        unsafe { by_shape::<OneBit, 128>(args, out) };
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
 fn kernel<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    if args.tokens < FROM || args.luts.is_empty() {
+    if args.tokens < FEWEST_TOKENS || args.luts.is_empty() {
         avx512_panel::kernel::<BITS, BLOCK>(args, out);
     } else {
         // SAFETY: as above.
-        unsafe { tokens::<Codes<BITS>, BLOCK>(args, out) };
+        unsafe { by_shape::<Codes<BITS>, BLOCK>(args, out) };
     }
 }
 
@@ -260,7 +254,7 @@ impl Config {
 ///
 /// Safety: the processor has AVX-512 and AMX, matrices are as `U` and `BLOCK` state, and tiles have been filled.
 #[inline(always)]
-unsafe fn tokens<U: Unpack, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+unsafe fn by_shape<U: Unpack, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
         if args.tokens <= Eight::TOKENS {
@@ -271,13 +265,13 @@ unsafe fn tokens<U: Unpack, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut
     }
 }
 
-/// As [`tokens`]. `G` groups of rows share the loads of activations.
+/// As [`by_shape`]. `G` groups of rows share the loads of activations.
 #[inline(always)]
 unsafe fn rows<U: Unpack, S: Shape, const BLOCK: usize, const G: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
 ) {
-    let end = args.w.rows_in_panels().saturating_sub(out.first()).min(out.len()) / PANEL_ROWS * PANEL_ROWS;
+    let end = panel_rows(args, out);
     let mut i = 0;
     // SAFETY: the caller's promise; the groups are there.
     unsafe {
@@ -308,6 +302,7 @@ unsafe fn groups<U: Unpack, S: Shape, const BLOCK: usize, const G: usize>(
         core::array::from_fn(|g| args.w.panel(out.first() + i + g * PANEL_ROWS).as_ptr());
     let stride = PANEL_ROWS * args.w.row_bytes();
     let tiles = args.tokens.div_ceil(S::TOKENS);
+    // `matmul` has checked that these are `lut_len` elements for these tokens and columns.
     let activations = args.luts.as_ptr().cast::<ActivationTile>();
     // Columns that are unpacked at once: more would leave the L1 cache before they are multiplied.
     let chunk = const { if BLOCK < COLS { COLS } else { BLOCK } };
@@ -315,16 +310,18 @@ unsafe fn groups<U: Unpack, S: Shape, const BLOCK: usize, const G: usize>(
     unsafe {
         let mut quads = [[MaybeUninit::<__m512i>::uninit(); G]; MAX_BLOCK / 4];
         let mut sums = [[[MaybeUninit::<__m512>::uninit(); ROWS]; G]; TILES];
-        let mut products = [[[[_mm512_setzero_si512(); ROWS]; G]; PARTS]; 2];
+        let mut products = [MaybeUninit::<Products<G>>::uninit(), MaybeUninit::<Products<G>>::uninit()];
+        for m in 0..Unit::<G>::parts::<BLOCK>() / S::PARTS_AT_ONCE {
+            (&raw mut (*products[1].as_mut_ptr())[m]).write([[_mm512_setzero_si512(); ROWS]; G]);
+        }
         let mut carried = [[_mm512_setzero_si512(); ROWS]; G];
-        let mut unused = [[_mm512_setzero_ps(); ROWS]; G];
-        let products: [*mut Products<G>; 2] = [&raw mut products[0], &raw mut products[1]];
+        let products: [*mut Products<G>; 2] = [products[0].as_mut_ptr(), (&raw mut products[1]).cast()];
         let quads: *mut __m512i = (&raw mut quads).cast();
         for first in (0..tiles).step_by(TILES) {
             let count = TILES.min(tiles - first);
             sums[..count].as_flattened_mut().as_flattened_mut().fill(MaybeUninit::new(_mm512_setzero_ps()));
             let sums_of = sums.as_mut_ptr().cast::<[[__m512; ROWS]; G]>();
-            // Nothing that counts.
+            // No unit: its scales are zero, and so the sums stay zero.
             let mut before = Unit::<G> {
                 tile: activations,
                 part: 0,
@@ -332,25 +329,28 @@ unsafe fn groups<U: Unpack, S: Shape, const BLOCK: usize, const G: usize>(
                 codes: core::ptr::null(),
                 scales: [_mm512_setzero_ps(); G],
                 products: products[1],
-                sums: &raw mut unused,
+                sums: sums_of,
             };
             let mut turn = 0;
             for at in (0..cols).step_by(chunk) {
                 // Later tiles find the weights in a cache.
                 if first == 0 {
-                    let (later, next) = later(AHEAD, at / chunk, cols / chunk, G * stride);
+                    let (ahead, next) = later(AHEAD, at / chunk, cols / chunk, G * stride);
                     for group in group.map(|group| group.wrapping_add(next)) {
-                        let blocks = chunk / BLOCK * later;
+                        let blocks = chunk / BLOCK * ahead;
                         prefetch(group.wrapping_add(blocks * 2 * PANEL_ROWS), chunk / BLOCK * 2 * PANEL_ROWS);
                         let bytes = PANEL_ROWS * U::BITS / 8;
-                        let codes = cols / BLOCK * 2 * PANEL_ROWS + later * chunk * bytes;
+                        let codes = cols / BLOCK * 2 * PANEL_ROWS + ahead * chunk * bytes;
                         prefetch(group.wrapping_add(codes), chunk * bytes);
                     }
                 }
                 for p in 0..chunk.min(cols - at) / PART {
                     for (g, group) in group.iter().enumerate() {
                         let codes = group.add(cols / BLOCK * 2 * PANEL_ROWS);
-                        let to = quads.add(((p / S::PARTS * G + g) * S::PARTS + p % S::PARTS) * QUADS);
+                        let to = quads.add(
+                            ((p / S::PARTS_AT_ONCE * G + g) * S::PARTS_AT_ONCE + p % S::PARTS_AT_ONCE)
+                                * QUADS,
+                        );
                         for (s, quad) in U::part(codes, at / PART + p).into_iter().enumerate() {
                             to.add(s).write(quad);
                         }
@@ -409,7 +409,7 @@ struct Unit<const G: usize> {
     part: usize,
     /// Which 128 columns of the block they are.
     step: usize,
-    /// B of each product: `(products, groups of rows, QUADS * Shape::PARTS)`.
+    /// B of each product: `(products, groups of rows, QUADS * Shape::PARTS_AT_ONCE)`.
     codes: *const __m512i,
     /// The scales of the block.
     scales: [__m512; G],
@@ -425,7 +425,7 @@ impl<const G: usize> Unit<G> {
 
     /// Tile products.
     const fn count<S: Shape, const BLOCK: usize>() -> usize {
-        G * Self::parts::<BLOCK>() / S::PARTS
+        G * Self::parts::<BLOCK>() / S::PARTS_AT_ONCE
     }
 
     /// How many products later one is stored.
@@ -484,7 +484,7 @@ impl<const G: usize> Unit<G> {
     #[inline(always)]
     unsafe fn product<S: Shape, const K: usize>(&self) {
         let (m, g) = (K / G, K % G);
-        let cols = S::PARTS * PART;
+        let cols = S::PARTS_AT_ONCE * PART;
         // SAFETY: the caller's promise. Tiles are configured.
         unsafe {
             if g == 0 {
@@ -500,7 +500,7 @@ impl<const G: usize> Unit<G> {
                 "tileloadd tmm{b}, [{p} + {line}*1]",
                 "tilezero tmm{c}",
                 "tdpbssd tmm{c}, tmm{a}, tmm{b}",
-                p = in(reg) self.codes.add(K * S::PARTS * QUADS),
+                p = in(reg) self.codes.add(K * S::PARTS_AT_ONCE * QUADS),
                 line = in(reg) 64_usize,
                 a = const K / G % 2,
                 b = const 2 + K % 2,
@@ -510,7 +510,7 @@ impl<const G: usize> Unit<G> {
         }
     }
 
-    /// Stores the product that is stored after product `K` was computed.
+    /// Stores the product that was started `delay` products before product `K`.
     #[inline(always)]
     unsafe fn store<S: Shape, const BLOCK: usize, const K: usize>(&self) {
         let count = Self::count::<S, BLOCK>();
@@ -559,7 +559,8 @@ impl<const G: usize> Unit<G> {
                 for g in 0..G {
                     let mut n = if self.step == 0 { start } else { _mm512_add_epi32(carried[g][t], start) };
                     for p in 0..Self::parts::<BLOCK>() {
-                        let sums = &raw const (*self.products)[p / S::PARTS][g][p % S::PARTS * S::TOKENS + t];
+                        let sums = &raw const (*self.products)[p / S::PARTS_AT_ONCE][g]
+                            [p % S::PARTS_AT_ONCE * S::TOKENS + t];
                         // Sums fit 16 bits, and the upper half of a factor is zero.
                         n = dpwssd_at(n, factors[p], sums);
                     }

@@ -61,7 +61,7 @@ pub const fn lut_len(isa: Isa, tokens: usize, cols: usize) -> usize {
 const fn has_tiles(isa: Isa, tokens: usize) -> bool {
     match isa.kind() {
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx512Amx => tokens >= super::amx::FROM,
+        Kind::Avx512Amx => tokens >= super::amx::FEWEST_TOKENS,
         _ => {
             let _ = tokens;
             false
@@ -69,7 +69,7 @@ const fn has_tiles(isa: Isa, tokens: usize) -> bool {
     }
 }
 
-/// How many of `tokens` the kernels of `isa` compute by table lookup.
+/// How many of `tokens` the kernels of `isa` compute by table lookup, where they do not use tiles.
 const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
     let _ = tokens;
     match isa.kind() {
@@ -81,9 +81,7 @@ const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
         #[cfg(all(target_arch = "arm", feature = "helium"))]
         Kind::Helium => 0,
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words => tokens,
-        #[cfg(target_arch = "x86_64")]
-        Kind::Avx512Amx => tokens,
+        Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => tokens,
         #[cfg(target_arch = "aarch64")]
         Kind::Neon | Kind::NeonDot => lanes(isa).tokens(tokens),
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
