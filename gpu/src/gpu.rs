@@ -286,14 +286,7 @@ fn cause(text: &str) -> &str {
 }
 
 fn instance() -> wgpu::Instance {
-    let mut backends = wgpu::Backends::all();
-    // OpenGL would look for a display, and print that there is none.
-    #[cfg(target_os = "linux")]
-    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
-        backends.remove(wgpu::Backends::GL);
-    }
     wgpu::Instance::new(wgpu::InstanceDescriptor {
-        backends,
         // Validation costs time on every command, and its layers are for developers of engines.
         flags: wgpu::InstanceFlags::empty(),
         ..wgpu::InstanceDescriptor::new_without_display_handle()

@@ -354,7 +354,7 @@ impl Builder {
             cache_writer,
             template,
             options,
-            plans_repacked: repack && !reads,
+            plans_repacked: (repack && !reads).then_some(self.compact),
             kv: self.kv,
             attention: self.attention,
             positions: self.positions(),

@@ -78,8 +78,8 @@ pub(crate) struct Inner {
     pub(crate) format: Option<Format>,
     /// Bytes of the weights while the model runs.
     pub(crate) weight_bytes: usize,
-    /// Whether memory is planned for repacked weights, though these are not.
-    pub(crate) plans_repacked: bool,
+    /// If memory is planned for repacked weights, though these are not: whether base-3 weights would be kept compact.
+    pub(crate) plans_repacked: Option<bool>,
     pub(crate) load_time: Duration,
     /// A hash of the file, computed on first use.
     pub(crate) fingerprint: OnceLock<[u8; 32]>,
@@ -423,8 +423,8 @@ impl Model {
         let options = CpuOptions { context, ..self.0.options };
         let (weights, session) = (&self.0.weights, self.session_options(context));
         Ok(match self.0.plans_repacked {
-            true => weights.repacked_memory_plan(&options, &session)?,
-            false => weights.memory_plan(&options, &session)?,
+            Some(compact) => weights.repacked_memory_plan(&options, &session, compact)?,
+            None => weights.memory_plan(&options, &session)?,
         })
     }
 

@@ -64,12 +64,17 @@ impl<B: ModelBytes> CpuWeights<B> {
         MemoryPlan::new(config, self.program(), (luts, self.window()?), options, session)
     }
 
-    /// As [`CpuWeights::memory_plan`], if the weights were expanded and repacked for `options.isa`.
+    /// As [`CpuWeights::memory_plan`], if the weights were repacked for `options.isa`, and expanded unless `compact`.
     ///
     /// # Errors
     /// As there.
-    pub fn repacked_memory_plan(&self, options: &CpuOptions, session: &SessionOptions) -> Result<MemoryPlan> {
-        let luts = self.repacked_lookups(options.isa);
+    pub fn repacked_memory_plan(
+        &self,
+        options: &CpuOptions,
+        session: &SessionOptions,
+        compact: bool,
+    ) -> Result<MemoryPlan> {
+        let luts = self.repacked_lookups(options.isa, compact);
         MemoryPlan::new(self.model().config(), self.program(), (luts, self.window()?), options, session)
     }
 }

@@ -134,10 +134,11 @@ impl<B: ModelBytes> CpuWeights<B> {
         self.packed.iter().map(of).max().unwrap_or(Lookups::Never)
     }
 
-    /// As [`CpuWeights::lookups`], if the weights were expanded and repacked for `isa`.
-    pub(super) fn repacked_lookups(&self, isa: Isa) -> Lookups {
+    /// As [`CpuWeights::lookups`], if the weights were repacked for `isa`, and expanded unless `compact`.
+    pub(super) fn repacked_lookups(&self, isa: Isa, compact: bool) -> Lookups {
         let of = |(packed, tensor): (&Packed, &StoredTensor)| {
-            let format = repacked_format(tensor.format.expanded().unwrap_or(tensor.format))?;
+            let expanded = tensor.format.expanded().filter(|_| !compact);
+            let format = repacked_format(expanded.unwrap_or(tensor.format))?;
             let lookups = Lookups::of(isa, Layout::preferred(isa, format), format);
             matches!(packed, Packed::Matrix(..)).then_some(lookups)
         };
