@@ -184,7 +184,7 @@ fn gpu(
     builder: &dyn Fn() -> Builder,
 ) -> Result<Option<Outcome>> {
     if !model_args.on_gpu() {
-        if cfg!(feature = "gpu") {
+        if cfg!(any(feature = "gpu", feature = "cuda", feature = "metal")) {
             remark("(--gpu or --device checks the GPU, too)");
         }
         return Ok(None);

@@ -20,7 +20,7 @@ use core::mem::MaybeUninit;
 
 use super::args::{Kernel, MatmulArgs};
 use super::avx512_panel::{self, Avx512};
-use super::lut_kernel::later;
+use super::lut_kernel::{BLOCK_BYTES, LutKernel, later};
 use super::panel_kernel::{PART, PanelKernel, QUADS, kernel_of, panel_rows};
 use super::scalar::integer_from;
 use crate::cpu::activation_lut::ActivationLut;
@@ -189,8 +189,6 @@ impl Unpack for OneBit {
 
     #[inline(always)]
     unsafe fn part(codes: *const u8, p: usize) -> [__m512i; QUADS] {
-        /// Bytes of 16 rows of 128 columns.
-        const BLOCK_BYTES: usize = PANEL_ROWS * 128 / 8;
         // SAFETY: the caller's promise.
         unsafe {
             // Each row's byte four times.
@@ -390,12 +388,11 @@ unsafe fn groups<U: Unpack, S: Shape, const BLOCK: usize, const G: usize>(
     }
 }
 
-/// Prefetches `len` bytes at `p`, which may be any address, to the L2 cache.
+/// Prefetches `len` bytes at `p`, which may be any address.
 #[inline(always)]
 fn prefetch(p: *const u8, len: usize) {
     for line in 0..len.div_ceil(64) {
-        // SAFETY: a prefetch may be of any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(64 * line).cast()) };
+        Avx512::prefetch_line(p.wrapping_add(64 * line));
     }
 }
 
