@@ -28,7 +28,7 @@ const WASI: &str = "wasm32-wasip1";
 
 /// Kernels are inlined by attributes. With less inlining of everything else core is compiled in six sevenths of the time.
 const LESS_INLINED: &str = "-Cllvm-args=-inline-threshold=50";
-const SIMD128: &str = "-Ctarget-feature=+simd128 -Cllvm-args=-inline-threshold=50";
+const SIMD128: &str = "-Ctarget-feature=+simd128 -Cllvm-args=-inline-threshold=100";
 
 /// Packages that are not part of `--quick`.
 const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, FUZZ, SCHEDULES, EMBEDDED, BINDGEN, WASM_SHELL];

@@ -82,8 +82,8 @@ pub(crate) trait Simd {
     /// Prefetches the cache line at `p`, which may be any address.
     fn prefetch(_p: *const u8) {}
 
-    /// Runs `op`, on processors with large caches in a function of its own: compilers take much longer for one function
-    /// with many loops than for several, and what formats have in common is compiled once.
+    /// Runs `op`, unless the implementation says why not in a function of its own: compilers take much longer for one
+    /// function with many loops than for several, and what formats have in common is compiled once.
     #[inline(always)]
     unsafe fn apart<W: SimdOp>(op: W) -> W::Output {
         op.run()
