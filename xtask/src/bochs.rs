@@ -35,6 +35,11 @@ fn home(m: &Machine) -> std::path::PathBuf {
     m.tools().join("bochs")
 }
 
+/// Whether this machine's processor has AMX, so that nothing is emulated.
+pub(crate) fn is_needless() -> bool {
+    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" amx_int8"))
+}
+
 /// Builds Bochs, unless it exists, and the firmware.
 pub(crate) fn install(m: &Machine) -> Result<()> {
     let home = home(m);

@@ -55,7 +55,8 @@ impl Machine {
                 Need::BindgenTestRunner => self.bindgen("--features cli"),
                 Need::Vulkan => vulkan_driver(),
                 Need::LibClang => libclang(),
-                Need::Bochs => bochs::install(self),
+                Need::Amx if bochs::is_needless() => Ok(()),
+                Need::Amx => bochs::install(self),
                 Need::SmolLm2 => self.fetch_smollm2(),
                 Need::Kotlin => self.fetch_kotlin(),
             };

@@ -34,8 +34,8 @@ pub(crate) enum Need {
     Vulkan,
     /// clang as a library, with its headers: it reads those of MPI.
     LibClang,
-    /// An emulator of processors with AMX.
-    Bochs,
+    /// A processor with AMX: that of this machine, or an emulated one.
+    Amx,
     /// SmolLM2-135M-Instruct, a trained chat model.
     SmolLm2,
     /// Kotlin's compiler, which needs [`JAVA`].

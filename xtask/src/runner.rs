@@ -124,7 +124,7 @@ pub(crate) fn run(
 /// Installs what several suites need, and what does not take long.
 fn prepare(machine: &mut Machine, suites: &[&Suite]) {
     let fit = suites.iter().filter(|suite| (suite.unfit)().is_none());
-    let early = |need: &Need| !matches!(need, Need::Bochs | Need::Kotlin);
+    let early = |need: &Need| !matches!(need, Need::Amx | Need::Kotlin);
     let needs: Vec<Need> = fit.flat_map(|suite| suite.needs.iter().copied()).filter(early).collect();
     machine.prepare(&needs);
 }
