@@ -41,6 +41,12 @@ pub(crate) struct ConvertArgs {
 pub(crate) fn run(args: &ConvertArgs) -> Result {
     let mut options = ConvertOptions::new().replace(args.force);
     options.file_type = args.r#type;
+    let floats = |found| matches!(found, FileType::All(format) if format.is_float());
+    if let Some(found) = args.r#type.filter(|&found| args.safetensors && !floats(found)) {
+        return Err(CliError::usage(format_args!(
+            "--type of safetensors: expected f32, f16 or bf16, found {found}"
+        )));
+    }
     let done = match args.safetensors {
         false => write(&args.source, &args.out, &options)?,
         true => with_progress(|progress| convert_to_folder(&args.source, &args.out, &options, progress))?,

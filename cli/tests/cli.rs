@@ -469,8 +469,8 @@ fn a_converted_folder_says_what_the_folder_says() {
     let convert = ["convert", &out, "--safetensors", "--force", "--out", &back];
     ok(&convert);
     assert_eq!(json(&with(&ask, &["--json", "-m", &back]))["text"], reply["text"]);
-    let refused = fails(&with(&convert, &["--type", "q8_0"]));
-    assert!(refused.contains("expected f32, f16 or bf16"), "{refused}");
+    let refused = misuse(&with(&convert, &["--type", "q8_0"]));
+    assert!(refused.contains("--type of safetensors: expected f32, f16 or bf16, found Q8_0"), "{refused}");
 }
 
 /// A mixture of experts from its folder to a reply, also with weights in fewer bits and from a kept repacked form.
