@@ -1,5 +1,6 @@
 //! Resident memory of `shohin run`: at most what `inspect` plans for the model, the pages of the program's own file, and 10 MB.
-//! An optimized program has 6 MB of pages, which makes 16 MB together. Prompts come on top, as docs/SECURITY.md says. (`bench` takes another buffer, as large as the weights, to measure memory bandwidth.)
+//! An optimized program has 6 MB of pages, which makes 16 MB together. Prompts come on top, as docs/SECURITY.md says. (`bench` takes
+//! another buffer, as large as the weights, to measure memory bandwidth.)
 #![cfg(target_os = "linux")]
 
 use serde_json::Value;

@@ -82,9 +82,11 @@ pub(crate) trait Simd {
     /// Prefetches the cache line at `p`, which may be any address.
     fn prefetch(_p: *const u8) {}
 
-    /// Runs `op`, unless the implementation says why not in a function of its own: compilers take much longer for one
-    /// function with many loops than for several, and what formats have in common is compiled once.
-    #[inline(always)]
+    /// Runs `op` in a function of its own: compilers take much longer for one function with many loops than for several,
+    /// and what formats have in common is compiled once.
+    // For Helium LLVM 22 crashes on such functions.
+    #[cfg_attr(not(feature = "helium"), inline(never))]
+    #[cfg_attr(feature = "helium", inline(always))]
     unsafe fn apart<W: SimdOp>(op: W) -> W::Output {
         op.run()
     }

@@ -1,7 +1,7 @@
 //! NEON: a vector of 16 numbers is four registers.
 #![allow(unsafe_code)]
 
-use super::{Simd, SimdOp};
+use super::Simd;
 use core::arch::aarch64::*;
 use half::f16;
 
@@ -164,10 +164,5 @@ impl Simd for Neon {
     unsafe fn to_float(n: Self::I) -> Self::F {
         // SAFETY: the caller has NEON.
         unsafe { each!(i of 4, vdupq_n_f32(0.0), vcvtq_f32_s32(n[i])) }
-    }
-
-    #[inline(never)]
-    unsafe fn apart<W: SimdOp>(op: W) -> W::Output {
-        op.run()
     }
 }

@@ -3,7 +3,7 @@
 
 use half::f16;
 
-use super::{LANES, Simd, SimdOp};
+use super::{LANES, Simd};
 use crate::cache::{Element, Float8};
 use crate::float16;
 
@@ -109,12 +109,5 @@ impl Simd for Scalar {
     #[cfg_attr(feature = "unrolled", inline(always))]
     unsafe fn to_float(n: Self::I) -> Self::F {
         n.map(|n| n as f32)
-    }
-
-    // LLVM 22 crashes on these loops for Helium if they are functions of their own.
-    #[cfg_attr(not(feature = "helium"), inline(never))]
-    #[cfg_attr(feature = "helium", inline(always))]
-    unsafe fn apart<W: SimdOp>(op: W) -> W::Output {
-        op.run()
     }
 }
