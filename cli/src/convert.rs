@@ -41,8 +41,7 @@ pub(crate) struct ConvertArgs {
 pub(crate) fn run(args: &ConvertArgs) -> Result {
     let mut options = ConvertOptions::new().replace(args.force);
     options.file_type = args.r#type;
-    let floats = |found| matches!(found, FileType::All(format) if format.is_float());
-    if let Some(found) = args.r#type.filter(|&found| args.safetensors && !floats(found)) {
+    if let Some(found) = args.r#type.filter(|found| args.safetensors && found.float().is_none()) {
         return Err(CliError::usage(format_args!(
             "--type of safetensors: expected f32, f16 or bf16, found {found}"
         )));

@@ -28,6 +28,7 @@ const WASI: &str = "wasm32-wasip1";
 
 /// Kernels are inlined by attributes. With less inlining of everything else core is compiled in six sevenths of the time.
 const LESS_INLINED: &str = "-Cllvm-args=-inline-threshold=50";
+/// With a threshold of 50, each load and store of a vector is a call while assertions are on.
 const SIMD128: &str = "-Ctarget-feature=+simd128 -Cllvm-args=-inline-threshold=100";
 
 /// Packages that are not part of `--quick`.

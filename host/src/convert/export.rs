@@ -74,17 +74,14 @@ struct Folder<'f> {
 
 impl<'f> Folder<'f> {
     fn plan(gguf: &Gguf<'f>, options: &ConvertOptions) -> Result<Self, ConvertError> {
-        let asked = match options.file_type {
-            None => None,
-            Some(FileType::All(format)) if format.is_float() => Some(format),
-            Some(other) => {
-                return Err(ConvertError::Value {
-                    key: "the type of weights in safetensors".into(),
-                    found: other.to_string(),
-                    expected: "f32, f16 or bf16",
-                });
-            }
+        let float = |asked: FileType| {
+            asked.float().ok_or_else(|| ConvertError::Value {
+                key: "the type of weights in safetensors".into(),
+                found: asked.to_string(),
+                expected: "f32, f16 or bf16",
+            })
         };
+        let asked = options.file_type.map(float).transpose()?;
         let config = ModelConfig::from_header(gguf.header())?;
         Tokenizer::from_gguf(gguf)?;
         config.program().bind(gguf.header())?;

@@ -203,6 +203,16 @@ impl From<Int8> for FileType {
     }
 }
 
+impl FileType {
+    /// The format if it is one of those that safetensors take: f32, f16 or bf16.
+    pub const fn float(self) -> Option<Format> {
+        match self {
+            FileType::All(format) if format.is_float() => Some(format),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for FileType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
