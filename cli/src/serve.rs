@@ -44,9 +44,9 @@ pub(crate) struct ServeArgs {
     /// Most requests that wait; others are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     queue: u16,
-    /// Most prompt tokens computed between two tokens of the other replies
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
-    prompt_tokens: u16,
+    /// Most prompt tokens computed between two tokens of the other replies [default: 64; with CUDA, 512 less --parallel]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    prompt_tokens: Option<u16>,
     /// Keep the keys and values of ended replies while those of all replies take at most BYTES (such as 500M or 2G), for
     /// prompts that begin like theirs [default: what --parallel contexts take]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
     options.origins = args.cors.clone();
     options.replies = args.parallel.into();
     options.queue = args.queue.into();
-    options.prompt_tokens = args.prompt_tokens.into();
+    options.prompt_tokens = args.prompt_tokens.map(usize::from);
     options.prefix_cache = args.prefix_cache;
     options.connections = args.connections.into();
     options.time = Duration::from_secs(args.timeout.into());

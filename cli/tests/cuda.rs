@@ -5,7 +5,7 @@
 #[path = "../../cuda-host/tests/shim/build.rs"]
 mod build;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
 
-const GREEDY: [&str; 6] = ["-m", MODEL, "--preset", "greedy", "--max-tokens", "4"];
+const GREEDY: [&str; 4] = ["--preset", "greedy", "--max-tokens", "4"];
 
 /// A folder with the libraries; without NCCL's if it is left out.
 fn libraries(with_nccl: bool) -> TempDir {
@@ -26,10 +26,17 @@ fn libraries(with_nccl: bool) -> TempDir {
     folder
 }
 
-/// The program with a GPU.
+/// The program with a GPU, which writes the most likely tokens.
 fn command(libraries: &Path, args: &[&str]) -> Command {
+    let mut command = program(libraries, args);
+    command.args(GREEDY);
+    command
+}
+
+/// The program with a GPU.
+fn program(libraries: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
-    command.args(args).args(GREEDY).env("LD_LIBRARY_PATH", libraries);
+    command.args(args).args(["-m", MODEL]).env("LD_LIBRARY_PATH", libraries);
     command.env("SHOHIN_WEIGHT_CACHE", "none").env_remove("SHOHIN_DEVICE");
     command
 }
@@ -154,4 +161,33 @@ fn cuda_splits_that_cannot_be_are_refused_in_one_line() {
         assert!(!output.status.success(), "{message}");
         assert!(message.contains(expected) && message.trim().lines().count() == 1, "{message}");
     }
+}
+
+/// A prompt of more rows than a step on a CPU has, beside another reply.
+#[test]
+fn cuda_serves_long_prompts_beside_other_replies() {
+    let folder = libraries(false);
+    let long = "Why? ".repeat(60);
+    let want = ["Hi", &long].map(|text| stdout(shohin(folder.path(), &with(&["run", text], &CUDA), "")));
+    let mut server = program(folder.path(), &with(&["serve", "--port", "0"], &CUDA));
+    let mut child = server.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut address =
+        said.filter_map(|line| Some(line.split_once("http://")?.1.split_once("/v1")?.0.to_owned()));
+    let url = format!("http://{}/v1/chat/completions", address.next().unwrap());
+    let ask = |text: &str| {
+        let body = serde_json::json!({
+            "messages": [{ "role": "user", "content": text }], "temperature": 0, "max_tokens": 4,
+        });
+        let answer = ureq::post(&url).send(body.to_string()).unwrap().body_mut().read_to_string().unwrap();
+        let reply: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        assert!(text == "Hi" || reply["usage"]["prompt_tokens"].as_u64().unwrap() > 64, "{reply}");
+        reply["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    };
+    let got = std::thread::scope(|scope| {
+        ["Hi", &long].map(|text| scope.spawn(move || ask(text))).map(|reply| reply.join().unwrap())
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(got, want.map(|text| text.trim().to_owned()));
 }

@@ -71,9 +71,24 @@ macro_rules! on_device {
     };
 }
 
+/// Tokens of prompts per step on a CPU, where more make the other replies wait and are hardly faster.
+const PROMPT_TOKENS: usize = 64;
+
 impl Model {
+    /// The tokens of prompts that a scheduler of `replies` replies should compute per step: 64, or with CUDA as many as make
+    /// 512 rows with one of each reply.
+    pub fn prompt_tokens(&self, replies: usize) -> usize {
+        match &self.0.machine {
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(_) | Machine::SplitCuda(_) => {
+                shohin_cuda::BATCH.saturating_sub(replies).max(PROMPT_TOKENS)
+            }
+            _ => PROMPT_TOKENS,
+        }
+    }
+
     /// A scheduler of at most `replies` replies at once, each with the model's context, which computes at most
-    /// `prompt_tokens` tokens of prompts per step.
+    /// `prompt_tokens` tokens of prompts per step (see [`Model::prompt_tokens`]).
     ///
     /// # Errors
     /// If either is 0 or too large, or there is no memory.

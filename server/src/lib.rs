@@ -50,8 +50,8 @@ pub struct ServerOptions {
     pub replies: usize,
     /// Most requests that wait.
     pub queue: usize,
-    /// Most tokens of prompts per step.
-    pub prompt_tokens: usize,
+    /// Most tokens of prompts per step. `None`: those of [`Model::prompt_tokens`].
+    pub prompt_tokens: Option<usize>,
     /// Bytes of keys and values up to which those of ended replies are kept, for prompts that begin like theirs; those of
     /// replies in progress count, too. `None`: as many as the contexts of [`ServerOptions::replies`] take.
     pub prefix_cache: Option<usize>,
@@ -75,7 +75,7 @@ impl ServerOptions {
             origins: Vec::new(),
             replies: 4,
             queue: 64,
-            prompt_tokens: 64,
+            prompt_tokens: None,
             prefix_cache: None,
             connections: 256,
             body: 4 << 20,
@@ -189,7 +189,8 @@ impl Server {
             return Err(StartError::Key);
         }
         routes::cors(&options.origins).map_err(StartError::Origin)?;
-        let scheduler = model.scheduler(options.replies, options.prompt_tokens);
+        let prompt_tokens = options.prompt_tokens.unwrap_or_else(|| model.prompt_tokens(options.replies));
+        let scheduler = model.scheduler(options.replies, prompt_tokens);
         let mut scheduler = scheduler.map_err(StartError::Model)?;
         scheduler.set_cache_bytes(options.prefix_cache);
         let failed = |error| StartError::Listen(options.address, error);

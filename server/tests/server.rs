@@ -182,7 +182,7 @@ fn requests_at_once_get_the_replies_of_one_after_the_other() {
 
 #[test]
 fn what_requests_at_once_have_in_common_is_computed_once() {
-    let server = Running::new(|options| (options.replies, options.prompt_tokens) = (4, 8));
+    let server = Running::new(|options| (options.replies, options.prompt_tokens) = (4, Some(8)));
     let shared = "You know all about cows, dogs and hens. ".repeat(20);
     let texts = ["What does a cow say?", "What does a dog say?", "What does a hen say?", "Tell me a story."];
     let question = |text: &str| {
