@@ -42,7 +42,8 @@ Commands:
       --quick       formatting, source rules, clippy and the fast tests of the native crates: under 3 minutes once the
                     dependencies are built
       --only NAME   run only this suite (repeatable, or as A,B)
-      --jobs N      run N suites at the same time (default 2); the output of each is printed when it ends
+      --jobs N      run N suites at the same time (default 2), and one more at low priority if N is not 1; the output
+                    of each is printed when it ends
       --list        list the suites
   bench         measure a 1.7B model with random weights, natively and in headless Chromium, and print tables
       --peers       install llama.cpp (PyPI), wllama and transformers.js (npm) and measure them in turn with ours;

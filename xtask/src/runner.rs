@@ -1,4 +1,4 @@
-//! Runs test suites, two at a time, and prints the table of results.
+//! Runs test suites, two at a time and a third at low priority, and prints the table of results.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -184,12 +184,26 @@ struct Queue {
 }
 
 impl Queue {
-    /// Takes the first suite that may run beside those that do.
-    fn take(&mut self) -> Option<&'static Suite> {
+    /// Takes the first suite that may run beside those that do. Suites that may run at low priority are left for that as long
+    /// as there are others.
+    fn take(&mut self, priority: Priority) -> Option<&'static Suite> {
         let fits = |suite: &&Suite| self.running.iter().all(|running| may_meet(suite, running));
-        let suite = self.waiting.iter().position(fits).and_then(|at| self.waiting.remove(at))?;
+        let first = |low| self.waiting.iter().position(|suite| is_low(suite) == low && fits(suite));
+        let at = match priority {
+            Priority::Normal => first(false).or_else(|| first(true)),
+            Priority::Low => first(true),
+        };
+        let suite = at.and_then(|at| self.waiting.remove(at))?;
         self.running.push(suite);
         Some(suite)
+    }
+
+    /// Whether nothing is left for a worker of this priority.
+    fn is_over(&self, priority: Priority) -> bool {
+        match priority {
+            Priority::Normal => self.waiting.is_empty(),
+            Priority::Low => !self.waiting.iter().any(|suite| is_low(suite)),
+        }
     }
 
     fn end(&mut self, suite: &Suite) {
@@ -211,17 +225,32 @@ impl Drop for Running<'_> {
     }
 }
 
+/// The priority of a suite's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Priority {
+    Normal,
+    /// They run while cores are idle: while the others wait for each other's builds, for a browser or for a download.
+    Low,
+}
+
+/// The program that runs another at low priority, where there is one.
+const NICE: Option<&str> = if cfg!(unix) { Some("nice") } else { None };
+
+fn is_low(suite: &Suite) -> bool {
+    suite.beside == Beside::AnythingAtLowPriority
+}
+
 fn may_meet(one: &Suite, other: &Suite) -> bool {
     let allows = |one: &Suite, other: &Suite| match one.beside {
-        Beside::Anything => true,
+        Beside::Anything | Beside::AnythingAtLowPriority => true,
         Beside::Nothing => false,
         Beside::AllBut(names) => !names.contains(&other.name),
     };
     allows(one, other) && allows(other, one)
 }
 
-/// Runs suites at the same time, each in a process of its own: while one compiles, the tests of another run. The output of each
-/// is printed when it ends. Those that must be alone, or cannot run here, are left to the caller.
+/// Runs suites at the same time, each in a process of its own: while one compiles, the tests of another run. One more runs at low
+/// priority. The output of each is printed when it ends. Those that must be alone, or cannot run here, are left to the caller.
 fn at_a_time(
     machine: &Machine,
     chosen: &[&'static Suite],
@@ -236,21 +265,21 @@ fn at_a_time(
     let ended = Condvar::new();
     let done = Mutex::new(Vec::new());
     // None if nothing is left.
-    let next = || {
+    let next = |priority| {
         let queue = queue.lock().map_err(|_| POISONED)?;
         let mut taken = None;
         let none_fits = |queue: &mut Queue| {
-            taken = queue.take();
-            taken.is_none() && !queue.waiting.is_empty()
+            taken = queue.take(priority);
+            taken.is_none() && !queue.is_over(priority)
         };
         ended.wait_while(queue, none_fits).map_err(|_| POISONED).map(|_| taken)
     };
-    let work = || -> Result<()> {
-        while let Some(suite) = next()? {
+    let work = |priority| -> Result<()> {
+        while let Some(suite) = next(priority)? {
             // Even if this thread panics: others wait for it.
             let running = Running { suite, queue: &queue, ended: &ended };
             println!("xtask: {} begins", suite.name);
-            let outcome = apart(machine, suite, chosen, &logs).unwrap_or_else(Outcome::failed);
+            let outcome = apart(machine, suite, priority, chosen, &logs).unwrap_or_else(Outcome::failed);
             drop(running);
             let mut done = done.lock().map_err(|_| POISONED)?;
             let _ = fs::read(log_of(&logs, suite)).map(|log| std::io::stdout().write_all(&log));
@@ -259,7 +288,9 @@ fn at_a_time(
         Ok(())
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        let low = NICE.map(|_| Priority::Low);
+        let priorities = std::iter::repeat_n(Priority::Normal, jobs).chain(low);
+        let workers: Vec<_> = priorities.map(|priority| scope.spawn(move || work(priority))).collect();
         workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| POISONED)?)
     })?;
     done.into_inner().map_err(|_| POISONED.into())
@@ -270,12 +301,21 @@ fn log_of(logs: &Path, suite: &Suite) -> std::path::PathBuf {
 }
 
 /// Runs a suite in another process.
-fn apart(machine: &Machine, suite: &Suite, chosen: &[&Suite], logs: &Path) -> Result<Outcome> {
+fn apart(
+    machine: &Machine,
+    suite: &Suite,
+    priority: Priority,
+    chosen: &[&Suite],
+    logs: &Path,
+) -> Result<Outcome> {
     let report = logs.join(format!("{}.result", suite.name));
     let _ = fs::remove_file(&report);
     let this = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
-    let child =
-        Cmd::new(this, &machine.root).env(RUN, &machine.run).arg("suite").arg(&report).arg(suite.name);
+    let child = match (priority, NICE) {
+        (Priority::Low, Some(nice)) => Cmd::new(nice, &machine.root).args("-n 19").arg(this),
+        _ => Cmd::new(this, &machine.root),
+    };
+    let child = child.env(RUN, &machine.run).arg("suite").arg(&report).arg(suite.name);
     let child = chosen.iter().fold(child, |child, other| child.arg(other.name));
     let ended = child.log(&log_of(logs, suite));
     let line = fs::read_to_string(&report).unwrap_or_default();
@@ -318,13 +358,25 @@ mod tests {
         let named = |name: &str| SUITES.iter().find(|suite| suite.name == name).unwrap();
         let [gpu, mpi, metal, budget] = ["gpu", "mpi", "metal", "budget"].map(named);
         let mut queue = Queue { waiting: VecDeque::from([gpu, mpi, metal]), running: Vec::new() };
-        let mut take = || queue.take().map(|suite| suite.name);
+        let mut take = || queue.take(Priority::Normal).map(|suite| suite.name);
         assert_eq!([take(), take(), take()], [Some("gpu"), Some("metal"), None]);
         queue.end(gpu);
-        assert_eq!(queue.take().map(|suite| suite.name), Some("mpi"));
+        assert_eq!(queue.take(Priority::Normal).map(|suite| suite.name), Some("mpi"));
         assert!(!may_meet(metal, budget));
         let Beside::AllBut(others) = mpi.beside else { panic!("mpi may meet anything") };
         assert!(others.iter().all(|other| !may_meet(mpi, named(other))));
+    }
+
+    #[test]
+    fn suites_of_low_priority_are_left_until_the_others_have_begun() {
+        let named = |name: &str| SUITES.iter().find(|suite| suite.name == name).unwrap();
+        let [firmware, neon, gpu] = ["firmware", "neon", "gpu"].map(named);
+        let mut queue = Queue { waiting: VecDeque::from([firmware, neon, gpu]), running: Vec::new() };
+        assert_eq!(queue.take(Priority::Low).map(|suite| suite.name), Some("firmware"));
+        let mut take = || queue.take(Priority::Normal).map(|suite| suite.name);
+        assert_eq!([take(), take(), take()], [Some("gpu"), Some("neon"), None]);
+        queue.waiting.push_back(gpu);
+        assert!(queue.is_over(Priority::Low) && !queue.is_over(Priority::Normal));
     }
 
     #[test]

@@ -192,6 +192,8 @@ pub(crate) struct Suite {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {
     Anything,
+    /// Likewise, and it waits for nothing but its own processes: it may take long.
+    AnythingAtLowPriority,
     /// The suite measures time.
     Nothing,
     /// All but these suites, which build `target/suite/shohin` with other features.
@@ -407,7 +409,7 @@ pub(crate) const SUITES: &[Suite] = &[
             left_out.args("--features one-bit-formats --test left_out").tests()
         },
         counts: true,
-        beside: Beside::Anything,
+        beside: Beside::AnythingAtLowPriority,
     },
     Suite {
         name: "firmware",
@@ -416,7 +418,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| firmware::run(m, false),
         counts: true,
-        beside: Beside::Anything,
+        beside: Beside::AnythingAtLowPriority,
     },
     Suite {
         name: "sizes",
@@ -425,7 +427,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| firmware::sizes(m, false),
         counts: true,
-        beside: Beside::Anything,
+        beside: Beside::AnythingAtLowPriority,
     },
     Suite {
         name: "neon",
@@ -434,7 +436,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: || (ARCH == "aarch64").then(|| "on aarch64 these tests are part of the suite `test`".into()),
         run: neon,
         counts: true,
-        beside: Beside::Anything,
+        beside: Beside::AnythingAtLowPriority,
     },
     Suite {
         name: "x86",
@@ -446,7 +448,7 @@ pub(crate) const SUITES: &[Suite] = &[
         },
         run: x86,
         counts: true,
-        beside: Beside::Anything,
+        beside: Beside::AnythingAtLowPriority,
     },
     Suite {
         name: "amx",
@@ -458,7 +460,7 @@ pub(crate) const SUITES: &[Suite] = &[
         },
         run: amx,
         counts: true,
-        beside: Beside::Anything,
+        beside: Beside::AnythingAtLowPriority,
     },
     Suite {
         name: "instructions",
@@ -467,7 +469,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: instructions::unfit,
         run: |m| instructions::run(m, false),
         counts: true,
-        beside: Beside::Anything,
+        beside: Beside::AnythingAtLowPriority,
     },
     Suite {
         name: "gpu",
@@ -551,7 +553,7 @@ pub(crate) const SUITES: &[Suite] = &[
             host.run().map(|()| Tally::default())
         },
         counts: false,
-        beside: Beside::Anything,
+        beside: Beside::AnythingAtLowPriority,
     },
     Suite {
         name: "wasm-node",
@@ -573,7 +575,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
-        beside: Beside::Anything,
+        beside: Beside::AnythingAtLowPriority,
     },
     Suite {
         name: "wasm-browser",
