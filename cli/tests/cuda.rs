@@ -8,7 +8,7 @@ mod build;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use tempfile::TempDir;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
@@ -163,6 +163,16 @@ fn cuda_splits_that_cannot_be_are_refused_in_one_line() {
     }
 }
 
+/// A server, which is ended with this.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A prompt of more rows than a step on a CPU has, beside another reply.
 #[test]
 fn cuda_serves_long_prompts_beside_other_replies() {
@@ -170,8 +180,8 @@ fn cuda_serves_long_prompts_beside_other_replies() {
     let long = "Why? ".repeat(60);
     let want = ["Hi", &long].map(|text| stdout(shohin(folder.path(), &with(&["run", text], &CUDA), "")));
     let mut server = program(folder.path(), &with(&["serve", "--port", "0"], &CUDA));
-    let mut child = server.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut server = Server(server.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    let said = BufReader::new(server.0.stderr.take().unwrap()).lines().map_while(Result::ok);
     let mut address =
         said.filter_map(|line| Some(line.split_once("http://")?.1.split_once("/v1")?.0.to_owned()));
     let url = format!("http://{}/v1/chat/completions", address.next().unwrap());
@@ -187,7 +197,5 @@ fn cuda_serves_long_prompts_beside_other_replies() {
     let got = std::thread::scope(|scope| {
         ["Hi", &long].map(|text| scope.spawn(move || ask(text))).map(|reply| reply.join().unwrap())
     });
-    child.kill().unwrap();
-    child.wait().unwrap();
     assert_eq!(got, want.map(|text| text.trim().to_owned()));
 }

@@ -355,6 +355,11 @@ impl Generation {
         self.constraint = Some(Box::new(constraint));
     }
 
+    /// Sets [`GenerationOptions::batch`] for the next steps.
+    pub fn set_batch(&mut self, tokens: usize) {
+        self.options.batch = tokens;
+    }
+
     fn next_fed(&self) -> usize {
         let most = self.tokens.len().min(self.capacity);
         most.min(self.fed.saturating_add(self.options.batch.max(1)))

@@ -71,20 +71,28 @@ macro_rules! on_device {
     };
 }
 
-/// Tokens of prompts per step on a CPU, where more make the other replies wait and are hardly faster.
+/// Tokens of prompts per step on devices that compute more of them in hardly less time each: the other replies wait for a step.
 const PROMPT_TOKENS: usize = 64;
+
+/// [`Model::prompt_tokens`] on a device that is fast with `rows` rows.
+fn prompt_tokens(rows: usize, replies: usize, context: usize) -> usize {
+    rows.min(context).saturating_sub(replies).max(PROMPT_TOKENS)
+}
 
 impl Model {
     /// The tokens of prompts that a scheduler of `replies` replies should compute per step: 64, or with CUDA as many as make
     /// 512 rows with one of each reply.
     pub fn prompt_tokens(&self, replies: usize) -> usize {
-        match &self.0.machine {
+        let rows = match &self.0.machine {
+            Machine::Cpu | Machine::Split(_) => 0,
+            #[cfg(feature = "gpu")]
+            Machine::Gpu(_) => 0,
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Machine::Metal(_) => 0,
             #[cfg(feature = "cuda")]
-            Machine::Cuda(_) | Machine::SplitCuda(_) => {
-                shohin_cuda::BATCH.saturating_sub(replies).max(PROMPT_TOKENS)
-            }
-            _ => PROMPT_TOKENS,
-        }
+            Machine::Cuda(_) | Machine::SplitCuda(_) => shohin_cuda::BATCH,
+        };
+        prompt_tokens(rows, replies, self.context())
     }
 
     /// A scheduler of at most `replies` replies at once, each with the model's context, which computes at most
@@ -241,6 +249,14 @@ fn step<D: BlockingDevice<Error: Into<Error>>>(
 mod tests {
     use super::*;
     use shohin_core::chat::{ChatMessage, Role};
+
+    #[test]
+    fn prompts_fill_the_rows_of_a_device() {
+        assert_eq!(prompt_tokens(512, 4, 4096), 508);
+        assert_eq!(prompt_tokens(512, 64, 4096), 448);
+        assert_eq!((prompt_tokens(512, 4, 128), prompt_tokens(512, 4, 32)), (124, 64));
+        assert_eq!(prompt_tokens(0, 4, 4096), 64);
+    }
 
     #[test]
     fn replies_after_a_lost_rank_run_on_a_new_group() {

@@ -201,3 +201,26 @@ fn conversations_hold_what_they_have_in_common_once() {
     assert_eq!(reply(&mut scheduler, &prompts[0]).cached_tokens, 0);
     assert_eq!(scheduler.cache_bytes(), 0);
 }
+
+/// A step takes what its room leaves of the next prompt, too.
+#[test]
+fn prompts_fill_steps() {
+    let model = model();
+    let mut scheduler = model.scheduler(3, 64).unwrap();
+    let options = TurnOptions { max_tokens: Some(1), ..options(0) };
+    for word in ["One. ", "Two. ", "Six. "] {
+        scheduler.begin(Prompt::Messages(ask(&word.repeat(14))), &options).unwrap();
+    }
+    let (mut steps, mut tokens) = (0, Vec::new());
+    let mut events = |_, event: Event<'_>| {
+        if let Event::End(finish) = event {
+            assert_eq!(finish.usage.cached_tokens, 0);
+            tokens.push(finish.usage.prompt_tokens);
+        }
+    };
+    while scheduler.step(&mut |_| true, &mut events).unwrap() {
+        steps += 1;
+    }
+    assert!(tokens.len() == 3 && tokens.iter().all(|n| (33..64).contains(n)), "{tokens:?}");
+    assert_eq!(steps, tokens.iter().sum::<usize>().div_ceil(64));
+}

@@ -267,9 +267,12 @@ fn emulate_with(m: &Machine, dir: &Path, emulator: &str, program: &Path, input: 
     emulation(m, dir, emulator, program).input(input).read()
 }
 
+/// Seconds after which an emulation has failed: far more than it takes, as it may run at low priority.
+const EMULATION: u64 = 1800;
+
 fn emulation(m: &Machine, dir: &Path, emulator: &str, program: &Path) -> Cmd {
     let (name, args) = emulator.split_once(' ').unwrap_or((emulator, ""));
-    m.cmd(name).dir(dir).args(args).arg(program).limit(300)
+    m.cmd(name).dir(dir).args(args).arg(program).limit(EMULATION)
 }
 
 /// Builds the smallest chat, for models with ternary weights on the first of [`BOARDS`].

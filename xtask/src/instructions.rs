@@ -89,7 +89,7 @@ fn count(machine: &Machine) -> Result<Counts> {
         .arg(format!("--dump-after={MEASURED}"))
         .arg(format!("--callgrind-out-file={}", dir.join("out").display()))
         .arg(program)
-        .limit(600)
+        .limit(1800)
         .read()?;
     let mut rows = Vec::new();
     for (i, line) in names.lines().enumerate() {

@@ -288,7 +288,8 @@ fn at_a_time(
         Ok(())
     };
     thread::scope(|scope| {
-        let low = NICE.map(|_| Priority::Low);
+        let runs = |nice: &&str| Cmd::new(nice, &machine.root).arg("true").read().is_ok();
+        let low = NICE.filter(runs).map(|_| Priority::Low);
         let priorities = std::iter::repeat_n(Priority::Normal, jobs).chain(low);
         let workers: Vec<_> = priorities.map(|priority| scope.spawn(move || work(priority))).collect();
         workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| POISONED)?)
@@ -312,7 +313,7 @@ fn apart(
     let _ = fs::remove_file(&report);
     let this = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
     let child = match (priority, NICE) {
-        (Priority::Low, Some(nice)) => Cmd::new(nice, &machine.root).args("-n 19").arg(this),
+        (Priority::Low, Some(nice)) => Cmd::new(nice, &machine.root).args("-n 10").arg(this),
         _ => Cmd::new(this, &machine.root),
     };
     let child = child.env(RUN, &machine.run).arg("suite").arg(&report).arg(suite.name);

@@ -192,7 +192,8 @@ pub(crate) struct Suite {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {
     Anything,
-    /// Likewise, and it waits for nothing but its own processes: it may take long.
+    /// Anything, and it may take long: it measures no time. At low priority it can hold cargo's lock of a directory for minutes;
+    /// who waits for that leaves it a core.
     AnythingAtLowPriority,
     /// The suite measures time.
     Nothing,

@@ -16,7 +16,7 @@ pub(crate) fn run(m: &Machine, cargo: impl Fn(&str) -> Cmd, target: &str) -> Res
     let program = m.target_of(target).join(target).join("suite/shohin.wasm");
     let shohin = |args: &str| {
         let node = m.cmd("node").arg("--no-warnings").arg(m.root.join("xtask/wasi.mjs")).arg(&program);
-        node.env("SHOHIN_WASI_DIR", m.root.join("models")).limit(300).args(args)
+        node.env("SHOHIN_WASI_DIR", m.root.join("models")).limit(1800).args(args)
     };
     let mut passed = 0;
     for model in MODELS {

@@ -577,6 +577,13 @@ impl Conversation {
         self.turn.as_ref().map_or(Action::Done(Reason::Cancelled), |turn| turn.generation.next())
     }
 
+    /// As [`Generation::set_batch`].
+    pub fn set_batch(&mut self, tokens: usize) {
+        if let Some(turn) = &mut self.turn {
+            turn.generation.set_batch(tokens);
+        }
+    }
+
     /// As [`Generation::shifted`].
     pub fn shifted(&mut self, position: usize) {
         if let Some(turn) = &mut self.turn {

@@ -1,7 +1,8 @@
 //! Several replies at once over one device (continuous batching), for hosts with many conversations.
 //!
 //! A step computes the next token of every reply, and a part of the prompts that have just begun, in one batch:
-//! the weights are read once for all of them. A reply has the same bits as alone. Keys and values of ended replies are
+//! the weights are read once for all of them. A reply has the same bits as alone, if the device's do not depend on the number
+//! of rows. Keys and values of ended replies are
 //! kept up to a number of bytes, so that a conversation that goes on computes its new tokens only. A prompt that begins
 //! like another one shares the memory of what they have in common, if the device has pages
 //! ([`Device::fork`]), and copies it otherwise.
@@ -373,14 +374,15 @@ impl<D: Device> Scheduler<D> {
                 session.shift(&mut self.device, keep, drop)?;
                 lane.conversation.shifted(session.position());
             }
-            let Action::Decode(tokens) = lane.conversation.next() else { continue };
             let (done, of) = lane.conversation.prompt_progress();
-            if done < of {
-                let Some(left) = room.checked_sub(tokens.len()) else {
-                    room = 0;
-                    continue;
-                };
-                room = left;
+            let reads_prompt = done < of;
+            if reads_prompt && room == 0 {
+                continue;
+            }
+            lane.conversation.set_batch(if reads_prompt { room } else { self.options.prompt_tokens });
+            let Action::Decode(tokens) = lane.conversation.next() else { continue };
+            if reads_prompt {
+                room = room.saturating_sub(tokens.len());
             }
             lane.wants = if done + tokens.len() < of { Wants::Nothing } else { Wants::Last(lane.readout) };
             lane.tokens.extend_from_slice(tokens);
