@@ -207,3 +207,21 @@ describe("no connection is held", { timeout: 60_000 }, () => {
       close();
     }));
 });
+
+test("a download does not wait for a browser to end responses that it does not read", { timeout: 20_000 }, async (t) => {
+  for (const { prototype } of [ReadableStream, ReadableStreamDefaultReader]) {
+    const { cancel } = prototype;
+    t.mock.method(prototype, "cancel", function () {
+      void cancel.call(this).catch(() => {});
+      return new Promise(() => {});
+    });
+  }
+  // The third request is for the whole file, in case the server refuses ranges.
+  await serving({ refuse: (n) => (n < 3 ? 502 : 0) }, async (url, state) => {
+    const { pieces } = await downloadPieces(url, {}, partly(20));
+    const all = [];
+    for await (const piece of pieces) all.push(piece);
+    assert.ok(Buffer.concat(all).equals(file));
+    await until(() => state.open === 0);
+  });
+});

@@ -494,7 +494,7 @@ describe("files in a page", () => {
   });
 });
 
-describe("a kept copy", () => {
+describe("a kept copy", { timeout: 600_000 }, () => {
   let browser, server, page, from;
   const files = NAMES.map((_, i) => origin(parts[i]));
   before(async () => {

@@ -237,7 +237,7 @@ class Download {
       // Not the version of the partial copy.
       this.#version = {};
       if (body.response.status !== 200) {
-        await this.#drop(body);
+        this.#drop(body);
         body = await this.#retry(() => this.#ask(undefined));
       }
     }
@@ -245,7 +245,7 @@ class Download {
       this.#version = versionOf(body.response);
       if (body.response.status === 206 && this.#version.total === undefined) {
         // The server hides the length from this page.
-        await this.#drop(body);
+        this.#drop(body);
         this.#version = {};
         this.brief = false;
         body = await this.#retry(() => this.#ask(undefined));
@@ -290,7 +290,7 @@ class Download {
       const part = await this.#ask(span, again).catch(() => undefined);
       this.#alive();
       this.#unanswered = 0;
-      if (part) await this.#drop(whole);
+      if (part) this.#drop(whole);
       return part ?? whole;
     }
     try {
@@ -356,9 +356,10 @@ class Download {
     return transient("timeout", `${this.url} sent nothing for ${this.patience / 1000} s, at byte ${at}`, { silent: true }, cause);
   }
 
-  /** Releases a response that is not read. */
-  async #drop({ response, link }: Pick<Body, "response" | "link">): Promise<void> {
-    await response.body?.cancel().catch(() => {});
+  /** Ends a response that is not read. */
+  #drop({ response, link }: Pick<Body, "response" | "link">): void {
+    end(response.body);
+    link.abort();
     this.#links.delete(link);
   }
 
@@ -384,7 +385,7 @@ class Download {
     const { status } = response;
     if (status === 416 && again) return { response, at: 0, link };
     if (!response.ok || !response.body) {
-      await this.#drop({ response, link });
+      this.#drop({ response, link });
       if (status === 416) {
         // An empty file has no ranges.
         if (span && this.#version.total === undefined) return this.#ask(undefined, again);
@@ -396,7 +397,7 @@ class Download {
       throw transient("http", message, { busy: status === 429 || status === 503, wait: waitOf(response) });
     }
     if (!again && differ(this.#version, versionOf(response))) {
-      await this.#drop({ response, link });
+      this.#drop({ response, link });
       throw changed();
     }
     if (status !== 206 && (span || response.headers.get("accept-ranges") === "none")) this.#withoutRanges();
@@ -404,7 +405,7 @@ class Download {
     const at = /^bytes (\d+)-/.exec(response.headers.get("content-range") ?? "")?.[1];
     if (at === undefined || Number(at) === span.at) return { response, at: span.at, link };
     // Not the requested range.
-    await this.#drop({ response, link });
+    this.#drop({ response, link });
     this.#withoutRanges();
     return this.#ask(undefined, again);
   }
@@ -479,7 +480,7 @@ class Download {
       if (body) {
         span = this.#claim();
         // Everything within reach is in the copy.
-        if (!span) await this.#drop(body);
+        if (!span) this.#drop(body);
       }
       while (span && !this.#closed) {
         if (!(await this.#fetch(span, body))) return;
@@ -506,7 +507,7 @@ class Download {
           if (body.response.status !== 206 && this.#active > 1) {
             // The first connection receives the whole file.
             this.#release(span);
-            await this.#drop(body);
+            this.#drop(body);
             return false;
           }
         }
@@ -563,7 +564,7 @@ class Download {
         }
       }
     } finally {
-      await reader.cancel().catch(() => {});
+      end(reader);
       this.#links.delete(link);
     }
   }
@@ -719,10 +720,15 @@ class Download {
       if (at % SLICE > 0) await this.keep?.write(Math.floor(at / SLICE), slice.subarray(0, at % SLICE));
       this.keep?.end(at);
     } finally {
-      await reader.cancel().catch(() => {});
+      end(reader);
       this.close();
     }
   }
+}
+
+/** Ends a body. Nothing waits for that: it has no time limit. */
+function end(body: Pick<ReadableStream, "cancel"> | null): void {
+  void body?.cancel().catch(() => {});
 }
 
 /** The size of the file in a response, if it is reported and reliable. */
