@@ -253,6 +253,7 @@ pub(crate) const QUICK: &[Suite] = &[
     },
 ];
 
+/// Long ones come early, so that no core waits for one at the end.
 pub(crate) const SUITES: &[Suite] = &[
     FORMAT,
     SOURCE,
@@ -336,6 +337,35 @@ pub(crate) const SUITES: &[Suite] = &[
         beside: Beside::Anything,
     },
     Suite {
+        name: "fuzz",
+        about: "five minutes of mutations for every reader and parser; docs/SECURITY.md has more",
+        needs: &[],
+        unfit: ANYWHERE,
+        run: |m| {
+            let targets = fuzz::targets(&m.root)?.len().max(1);
+            let seconds = FUZZ_SECONDS / targets as f64;
+            let mutations = native_but_gpu(m).args("--test mutations -- --show-output");
+            mutations.env("SHOHIN_FUZZ_SECONDS", seconds.to_string()).tests()
+        },
+        counts: true,
+        beside: Beside::Anything,
+    },
+    Suite {
+        name: "wasm-browser",
+        about: "the WebAssembly crate in Chromium and Node, with relaxed SIMD; its kernels in Chromium",
+        needs: &[
+            Need::Target(WASM),
+            Need::BindgenTestRunner,
+            Need::Node,
+            Need::Program(&CHROMIUM),
+            Need::Program(&CHROMEDRIVER),
+        ],
+        unfit: ANYWHERE,
+        run: wasm_bindgen_tests,
+        counts: true,
+        beside: Beside::Anything,
+    },
+    Suite {
         name: "ffi",
         about: "the C interface: every function, with sanitizers and Valgrind, too; examples in C, C++ and Python; CMake, pkg-config",
         needs: &[Need::Program(&GXX), Need::Program(&CMAKE), Need::Program(&VALGRIND)],
@@ -378,6 +408,28 @@ pub(crate) const SUITES: &[Suite] = &[
         },
         counts: true,
         beside: Beside::Anything,
+    },
+    Suite {
+        name: "wasm-node",
+        about: "on a 32-bit target, wasm32 with simd128, in Node: tests of core, fuzz targets; the program under WASI",
+        needs: &[Need::Target(WASI), Need::Node],
+        unfit: ANYWHERE,
+        run: |m| {
+            // Not without simd128 as well: that build has the scalar kernels only, and this one tests them, too.
+            let runner = format!("node --no-warnings {}", m.root.join("xtask/wasi.mjs").display());
+            let cargo = |command: &str| {
+                let cargo = m.cargo_for(WASI).args(command).arg("--target").arg(WASI);
+                let cargo = cargo.env("CARGO_TARGET_WASM32_WASIP1_RUNNER", &runner);
+                cargo.env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", SIMD128)
+            };
+            // In one command: core is built once, with the features of both.
+            let tests = cargo(TEST).args("--lib --tests").packages(PORTABLE).packages(&[FUZZ]);
+            let mut tally = tests.env(FUZZ_TIMES, "0.3").tests()?;
+            tally.add(wasi::run(m, cargo, WASI)?);
+            Ok(tally)
+        },
+        counts: true,
+        beside: Beside::AnythingAtLowPriority,
     },
     Suite {
         name: "no-std",
@@ -526,20 +578,6 @@ pub(crate) const SUITES: &[Suite] = &[
         beside: Beside::AllBut(&["test", "smollm2", "gpu", "cuda", "npm"]),
     },
     Suite {
-        name: "fuzz",
-        about: "five minutes of mutations for every reader and parser; docs/SECURITY.md has more",
-        needs: &[],
-        unfit: ANYWHERE,
-        run: |m| {
-            let targets = fuzz::targets(&m.root)?.len().max(1);
-            let seconds = FUZZ_SECONDS / targets as f64;
-            let mutations = native_but_gpu(m).args("--test mutations -- --show-output");
-            mutations.env("SHOHIN_FUZZ_SECONDS", seconds.to_string()).tests()
-        },
-        counts: true,
-        beside: Beside::Anything,
-    },
-    Suite {
         name: "apple",
         about: "the Metal device and the library compile for Macs",
         needs: &[Need::Target(APPLE)],
@@ -555,43 +593,6 @@ pub(crate) const SUITES: &[Suite] = &[
         },
         counts: false,
         beside: Beside::AnythingAtLowPriority,
-    },
-    Suite {
-        name: "wasm-node",
-        about: "on a 32-bit target, wasm32 with simd128, in Node: tests of core, fuzz targets; the program under WASI",
-        needs: &[Need::Target(WASI), Need::Node],
-        unfit: ANYWHERE,
-        run: |m| {
-            // Not without simd128 as well: that build has the scalar kernels only, and this one tests them, too.
-            let runner = format!("node --no-warnings {}", m.root.join("xtask/wasi.mjs").display());
-            let cargo = |command: &str| {
-                let cargo = m.cargo_for(WASI).args(command).arg("--target").arg(WASI);
-                let cargo = cargo.env("CARGO_TARGET_WASM32_WASIP1_RUNNER", &runner);
-                cargo.env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", SIMD128)
-            };
-            // In one command: core is built once, with the features of both.
-            let tests = cargo(TEST).args("--lib --tests").packages(PORTABLE).packages(&[FUZZ]);
-            let mut tally = tests.env(FUZZ_TIMES, "0.3").tests()?;
-            tally.add(wasi::run(m, cargo, WASI)?);
-            Ok(tally)
-        },
-        counts: true,
-        beside: Beside::AnythingAtLowPriority,
-    },
-    Suite {
-        name: "wasm-browser",
-        about: "the WebAssembly crate in Chromium and Node, with relaxed SIMD; its kernels in Chromium",
-        needs: &[
-            Need::Target(WASM),
-            Need::BindgenTestRunner,
-            Need::Node,
-            Need::Program(&CHROMIUM),
-            Need::Program(&CHROMEDRIVER),
-        ],
-        unfit: ANYWHERE,
-        run: wasm_bindgen_tests,
-        counts: true,
-        beside: Beside::Anything,
     },
     Suite {
         name: "budget",
