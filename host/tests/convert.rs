@@ -182,6 +182,17 @@ fn changed_onnx(change: impl FnOnce(&mut Vec<u8>)) -> (TempDir, PathBuf) {
     (dir, path)
 }
 
+/// A folder without safetensors is its ONNX file, if it has one.
+#[test]
+fn a_folder_with_an_onnx_file_is_read() {
+    let (dir, path) = changed_onnx(|_| {});
+    let options = ConvertOptions::new();
+    assert!(converted(dir.path(), &options).unwrap() == converted(&path, &options).unwrap());
+    fs::copy(&path, dir.path().join("model.onnx")).unwrap();
+    let error = converted(dir.path(), &options).unwrap_err().to_string();
+    assert!(error.contains("several ONNX files (model.onnx, onnx/model_q2.onnx)"), "{error}");
+}
+
 /// Where `text` is.
 fn position(bytes: &[u8], text: &[u8]) -> usize {
     bytes.windows(text.len()).position(|window| window == text).unwrap()

@@ -2,7 +2,7 @@
 
 use super::config::{Architecture, rope_factors};
 use super::file_type::FileType;
-use super::folder::parts_of_model;
+use super::folder::{WEIGHTS, parts_of_model};
 use super::tensor::{self, ROPE_FACTORS, Tensor};
 use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, tokenizer};
 use crate::error::{Error, Result};
@@ -21,7 +21,6 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 /// The files of a folder; the one that says what the others are is last.
-const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
 
 /// Converts `source`, a GGUF file or what [`convert`](super::convert) reads, to the Hugging Face folder `out`, which

@@ -1,10 +1,10 @@
 //! A Hugging Face folder: its JSON files and its mapped weights.
 
-use super::ConvertError;
 use super::config::Config;
 use super::json::{self, Json};
 use super::onnx::Onnx;
 use super::tensor::{self, Module};
+use super::{ConvertError, is_onnx};
 use crate::error::{Error, Result};
 use crate::map::{Mmap, map as map_file};
 use safetensors::tensor::{Dtype, SafeTensors};
@@ -46,7 +46,7 @@ impl Folder {
     /// Opens `config.json` and maps the weights: safetensors, or of an ONNX file `path` in the folder or in a folder
     /// `onnx` of it.
     pub(super) fn open(path: &Path) -> Result<Folder> {
-        if super::is_onnx(path) {
+        if is_onnx(path) {
             let beside = path.parent().unwrap_or(Path::new(""));
             let above = || match beside.parent() {
                 Some(above) => above.to_path_buf(),
@@ -74,7 +74,13 @@ impl Folder {
         let index = Json::open(path.join(INDEX), MAX_JSON)?;
         let names = match index {
             Some(index) => index.at(shard_names(&index.root))?,
-            None => BTreeSet::from([String::from("model.safetensors")]),
+            None => {
+                if let Some(file) = only_onnx(path)? {
+                    let weights = Files::Onnx(Onnx::open(&file)?);
+                    return Ok(Folder { source: path.into(), path: path.into(), config, weights });
+                }
+                BTreeSet::from([String::from(WEIGHTS)])
+            }
         };
         let shard = |name| {
             let path = path.join(name);
@@ -159,6 +165,28 @@ fn stored(shards: &[(PathBuf, Mmap)]) -> Result<BTreeMap<String, Stored<'_>>> {
 }
 
 /// Names the files of a model in parts.
+/// The ONNX file of a folder without safetensors, if there is one; it may be in `onnx/`.
+fn only_onnx(folder: &Path) -> Result<Option<PathBuf>> {
+    if folder.join(WEIGHTS).exists() {
+        return Ok(None);
+    }
+    let inside = [folder.to_path_buf(), folder.join("onnx")].map(|place| place.read_dir());
+    let mut files: Vec<PathBuf> =
+        inside.into_iter().flatten().flatten().flatten().map(|file| file.path()).collect();
+    files.retain(|file| is_onnx(file));
+    files.sort();
+    if files.len() > 1 {
+        let names: Vec<_> =
+            files.iter().map(|file| file.strip_prefix(folder).unwrap_or(file).to_string_lossy()).collect();
+        let found = format!("missing, and there are several ONNX files ({})", names.join(", "));
+        let key = WEIGHTS.into();
+        return Err(ConvertError::Value { key, found, expected: "the path of one of them" }.at(folder));
+    }
+    Ok(files.pop())
+}
+
+/// The file of all weights of a model that is not in parts.
+pub(super) const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Files beside `config.json` that readers of the folder would take for parts of its model: those of a model in parts, and those
