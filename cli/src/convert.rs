@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 ///
 /// SOURCE is a folder with config.json, tokenizer.json and safetensors of a Qwen3 or Llama model (F32, F16 or BF16, in one
 /// file or several), also as FP8, or as MLX packs them in 1, 2, 4 or 8 bits; or an ONNX file in such a folder, with floats
-/// or packed weights of 2, 4 or 8 bits (the folder's name is enough if it has one such file and no safetensors). Tokenizer and chat template come along, so that llama.cpp reads the file, too.
+/// or packed weights of 2, 4 or 8 bits (the folder's name is enough if it has one such file and no safetensors). Tokenizer
+/// and chat template come along, so that llama.cpp reads the file, too.
 /// `--model SOURCE` runs it without converting it first. With --safetensors, SOURCE may be a GGUF file.
 #[derive(Debug, Args)]
 #[command(after_help = "\

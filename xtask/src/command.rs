@@ -68,6 +68,9 @@ fn plain(line: &str) -> String {
     out
 }
 
+/// For [`Cmd::limit`]: seconds after which a program that takes seconds hangs, also at low priority.
+pub(crate) const HANGS: u64 = 1800;
+
 /// A command line with its directory and environment; `None` removes a variable.
 #[derive(Clone)]
 pub(crate) struct Cmd {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::command::{Cmd, Result, Tally};
+use crate::command::{Cmd, HANGS, Result, Tally};
 use crate::instructions::{Counts, compare, compiler};
 use crate::machine::{CLANG, Machine, Need, QEMU_SYSTEM_ARM, QEMU_SYSTEM_RISCV};
 use crate::package::EMBEDDED;
@@ -267,12 +267,9 @@ fn emulate_with(m: &Machine, dir: &Path, emulator: &str, program: &Path, input: 
     emulation(m, dir, emulator, program).input(input).read()
 }
 
-/// Seconds after which an emulation has failed: far more than it takes, as it may run at low priority.
-const EMULATION: u64 = 1800;
-
 fn emulation(m: &Machine, dir: &Path, emulator: &str, program: &Path) -> Cmd {
     let (name, args) = emulator.split_once(' ').unwrap_or((emulator, ""));
-    m.cmd(name).dir(dir).args(args).arg(program).limit(EMULATION)
+    m.cmd(name).dir(dir).args(args).arg(program).limit(HANGS)
 }
 
 /// Builds the smallest chat, for models with ternary weights on the first of [`BOARDS`].

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::command::{Result, Tally};
+use crate::command::{HANGS, Result, Tally};
 use crate::machine::{Machine, Need, VALGRIND};
 use crate::package;
 
@@ -89,7 +89,7 @@ fn count(machine: &Machine) -> Result<Counts> {
         .arg(format!("--dump-after={MEASURED}"))
         .arg(format!("--callgrind-out-file={}", dir.join("out").display()))
         .arg(program)
-        .limit(1800)
+        .limit(HANGS)
         .read()?;
     let mut rows = Vec::new();
     for (i, line) in names.lines().enumerate() {

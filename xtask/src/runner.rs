@@ -233,8 +233,8 @@ enum Priority {
     Low,
 }
 
-/// The program that runs another at low priority, where there is one.
-const NICE: Option<&str> = if cfg!(unix) { Some("nice") } else { None };
+/// The program that runs another at low priority; Windows has none.
+const NICE: &str = "nice";
 
 fn is_low(suite: &Suite) -> bool {
     suite.beside == Beside::AnythingAtLowPriority
@@ -288,8 +288,7 @@ fn at_a_time(
         Ok(())
     };
     thread::scope(|scope| {
-        let runs = |nice: &&str| Cmd::new(nice, &machine.root).arg("true").read().is_ok();
-        let low = NICE.filter(runs).map(|_| Priority::Low);
+        let low = Cmd::new(NICE, &machine.root).arg("true").read().ok().map(|_| Priority::Low);
         let priorities = std::iter::repeat_n(Priority::Normal, jobs).chain(low);
         let workers: Vec<_> = priorities.map(|priority| scope.spawn(move || work(priority))).collect();
         workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| POISONED)?)
@@ -312,9 +311,9 @@ fn apart(
     let report = logs.join(format!("{}.result", suite.name));
     let _ = fs::remove_file(&report);
     let this = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
-    let child = match (priority, NICE) {
-        (Priority::Low, Some(nice)) => Cmd::new(nice, &machine.root).args("-n 10").arg(this),
-        _ => Cmd::new(this, &machine.root),
+    let child = match priority {
+        Priority::Normal => Cmd::new(this, &machine.root),
+        Priority::Low => Cmd::new(NICE, &machine.root).args("-n 10").arg(this),
     };
     let child = child.env(RUN, &machine.run).arg("suite").arg(&report).arg(suite.name);
     let child = chosen.iter().fold(child, |child, other| child.arg(other.name));

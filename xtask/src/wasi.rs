@@ -1,7 +1,7 @@
 //! The program `shohin` under WASI, in Node, with the directory of models as all that it sees: the dialogues of
 //! `examples/firmware`, which a test compares with the desktop's replies.
 
-use crate::command::{Cmd, Result, Tally};
+use crate::command::{Cmd, HANGS, Result, Tally};
 use crate::firmware::{MODELS, input, read, replies};
 use crate::machine::Machine;
 use crate::package::{CLI, TESTS};
@@ -16,7 +16,7 @@ pub(crate) fn run(m: &Machine, cargo: impl Fn(&str) -> Cmd, target: &str) -> Res
     let program = m.target_of(target).join(target).join("suite/shohin.wasm");
     let shohin = |args: &str| {
         let node = m.cmd("node").arg("--no-warnings").arg(m.root.join("xtask/wasi.mjs")).arg(&program);
-        node.env("SHOHIN_WASI_DIR", m.root.join("models")).limit(1800).args(args)
+        node.env("SHOHIN_WASI_DIR", m.root.join("models")).limit(HANGS).args(args)
     };
     let mut passed = 0;
     for model in MODELS {

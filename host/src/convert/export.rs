@@ -20,7 +20,7 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-/// The files of a folder; the one that says what the others are is last.
+/// The file that says what the others of a folder are, and is written last.
 const CONFIG: &str = "config.json";
 
 /// Converts `source`, a GGUF file or what [`convert`](super::convert) reads, to the Hugging Face folder `out`, which

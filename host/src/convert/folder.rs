@@ -72,23 +72,20 @@ impl Folder {
             return Err(Error::NotAFile { path: path.into(), problem });
         };
         let index = Json::open(path.join(INDEX), MAX_JSON)?;
+        let onnx = if index.is_none() { only_onnx(path)? } else { None };
         let names = match index {
             Some(index) => index.at(shard_names(&index.root))?,
-            None => {
-                if let Some(file) = only_onnx(path)? {
-                    let weights = Files::Onnx(Onnx::open(&file)?);
-                    return Ok(Folder { source: path.into(), path: path.into(), config, weights });
-                }
-                BTreeSet::from([String::from(WEIGHTS)])
-            }
+            None => BTreeSet::from([String::from(WEIGHTS)]),
         };
         let shard = |name| {
             let path = path.join(name);
             let map = map(&path)?;
             Ok((path, map))
         };
-        let shards = names.into_iter().map(shard).collect::<Result<_>>()?;
-        let weights = Files::SafeTensors(shards);
+        let weights = match onnx {
+            Some(file) => Files::Onnx(Onnx::open(&file)?),
+            None => Files::SafeTensors(names.into_iter().map(shard).collect::<Result<_>>()?),
+        };
         Ok(Folder { source: path.into(), path: path.into(), config, weights })
     }
 
@@ -164,7 +161,6 @@ fn stored(shards: &[(PathBuf, Mmap)]) -> Result<BTreeMap<String, Stored<'_>>> {
     Ok(all)
 }
 
-/// Names the files of a model in parts.
 /// The ONNX file of a folder without safetensors, if there is one; it may be in `onnx/`.
 fn only_onnx(folder: &Path) -> Result<Option<PathBuf>> {
     if folder.join(WEIGHTS).exists() {
@@ -187,6 +183,7 @@ fn only_onnx(folder: &Path) -> Result<Option<PathBuf>> {
 
 /// The file of all weights of a model that is not in parts.
 pub(super) const WEIGHTS: &str = "model.safetensors";
+/// Names the files of a model in parts.
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Files beside `config.json` that readers of the folder would take for parts of its model: those of a model in parts, and those
