@@ -7,7 +7,7 @@ use clap::Args;
 use shohin::convert::{ConvertError, ConvertOptions, Converted, FileType, convert, convert_to_folder};
 use std::path::{Path, PathBuf};
 
-/// Convert a Hugging Face folder or an ONNX file to a GGUF file, or with --safetensors a GGUF file to a folder
+/// Convert a Hugging Face folder or an ONNX file to GGUF, or GGUF to a folder
 ///
 /// SOURCE is a folder with config.json, tokenizer.json and safetensors of a Qwen3 or Llama model (F32, F16 or BF16, in one
 /// file or several), also as FP8, or as MLX packs them in 1, 2, 4 or 8 bits; or an ONNX file in such a folder, with floats
