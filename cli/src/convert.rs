@@ -34,7 +34,7 @@ pub(crate) struct ConvertArgs {
     /// Format of matrices, such as f16, q8_0, q4_k_m, q1_0 or pq2_0; unless set, the one that keeps every bit
     #[arg(long, value_name = "TYPE")]
     r#type: Option<FileType>,
-    /// Replace what exists, in a folder safetensors in parts and all files of a tokenizer; without this, it is an error (exit code 2)
+    /// Replace the file if it exists, or the folder's weights and tokenizer; without this, it is an error (exit code 2)
     #[arg(short, long)]
     force: bool,
 }
@@ -45,6 +45,13 @@ pub(crate) fn run(args: &ConvertArgs) -> Result {
     if let Some(found) = args.r#type.filter(|found| args.safetensors && found.float().is_none()) {
         return Err(CliError::usage(format_args!(
             "--type of safetensors: expected f32, f16 or bf16, found {found}"
+        )));
+    }
+    let is_gguf = |path: &Path| path.extension().is_some_and(|found| found.eq_ignore_ascii_case("gguf"));
+    if !args.safetensors && is_gguf(&args.source) && !is_gguf(&args.out) {
+        return Err(CliError::usage(format_args!(
+            "expected --safetensors to write a folder, or a file --out that ends in .gguf, found {}",
+            args.out.display()
         )));
     }
     let done = match args.safetensors {

@@ -4,7 +4,7 @@ use crate::error::{CliError, Result};
 use crate::progress::{ProgressBar, transfer};
 use crate::terminal::{CtrlC, bytes, remark, table};
 use clap::Args;
-use shohin::hub::{Download, Hub, HubModel, PUBLISHED};
+use shohin::hub::{Download, Hub, HubModel, PUBLISHED, published_names};
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -115,6 +115,12 @@ pub(crate) fn located(named: &Path) -> Result<PathBuf> {
     let text = named.to_str().unwrap_or_default();
     let is_published = PUBLISHED.iter().any(|model| model.name.eq_ignore_ascii_case(text));
     if !(text.starts_with("hf:") || is_published) || named.exists() {
+        if is_bare_name(text) && !named.exists() {
+            return Err(CliError::new(format_args!(
+                "--model is {text}, expected a file, a folder, one of {}, or hf:owner/repository/file",
+                published_names()
+            )));
+        }
         return Ok(named.to_path_buf());
     }
     let (hub, model) = (Hub::from_env()?, text.parse::<HubModel>()?);
@@ -125,6 +131,11 @@ pub(crate) fn located(named: &Path) -> Result<PathBuf> {
         ask(&hub, &model)?;
     }
     download(&hub, &model)
+}
+
+/// Whether nothing suggests that `text` is a path.
+fn is_bare_name(text: &str) -> bool {
+    !text.is_empty() && !text.contains(['/', '\\']) && !text.ends_with(".gguf") && !text.ends_with(".onnx")
 }
 
 /// Asks on a terminal before a large download.

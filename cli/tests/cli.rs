@@ -138,6 +138,7 @@ fn wrong_usage_is_code_2() {
         &["run", "x", "--seed", "-1"],
         &["run", "x", "--top-k", "-1"],
         &["convert", "x", "--out", "y", "--type", "q7"],
+        &["convert", "x.gguf", "--out", "y"],
         &["quantize", "x", "--out", "y", "--type", "q8_0", "--tensor", "blk"],
         &["quantize", "x", "--out", "y"],
     ] {
@@ -1041,6 +1042,10 @@ fn broken_model_files_are_named() {
         (
             "no-such-file.gguf".to_string(),
             "cannot open the model no-such-file.gguf: No such file or directory",
+        ),
+        (
+            "bonsi-1.7b".into(),
+            "--model is bonsi-1.7b, expected a file, a folder, one of bonsai-1.7b, ternary-bonsai-1.7b, ",
         ),
         (
             env!("CARGO_TARGET_TMPDIR").into(),

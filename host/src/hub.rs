@@ -66,6 +66,11 @@ published! {
         "3c8d70470a5d97e5a2b9410ddd899cb740116591462626c60cb2fead6448f60b";
 }
 
+/// The names of the published models, smallest first, with commas between them.
+pub fn published_names() -> String {
+    PUBLISHED.map(|model| model.name).join(", ")
+}
+
 /// A model on the Hub. Parses from the name of a published model, or from `hf:owner/repository`, with `@revision` if
 /// it is not `main`, and with `/file` or `:file` unless the repository has a single GGUF file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,7 +139,7 @@ impl FromStr for HubModel {
         let wrong = || Error::Option {
             name: "model",
             found: text.into(),
-            expected: "a published model, or hf:owner/repository/file".into(),
+            expected: format!("one of {}, or hf:owner/repository/file", published_names()),
         };
         let Some(rest) = text.strip_prefix("hf:") else {
             let model =

@@ -103,6 +103,11 @@ impl Models {
             _ => self.dir.join(format!("{format}.gguf")),
         }
     }
+
+    /// Writes the samples to a file beside the models.
+    fn save(&self, samples: &[Sample]) -> Result<()> {
+        write(&self.dir.join("samples.txt"), &sample::lines(samples))
+    }
 }
 
 pub(crate) fn bench(machine: &mut Machine, options: &Options) -> Result<()> {
@@ -153,7 +158,7 @@ fn report(
     let report = table::report(samples, native, pages, notes);
     println!("\n{report}");
     write(&models.dir.join("report.md"), &report)?;
-    write(&models.dir.join("samples.txt"), &sample::lines(samples))
+    models.save(samples)
 }
 
 fn prepare(machine: &mut Machine, needs: &[Need]) -> Result<()> {

@@ -74,6 +74,8 @@ pub(super) fn measure(
                         theirs(machine, models, plan, there, python, Some((Engine::LlamaAvx2, samples)))?;
                     }
                 }
+                // A run that is interrupted keeps what it measured.
+                models.save(samples)?;
             }
         }
     }
