@@ -79,8 +79,8 @@ simple questions; for more, pass the name of a published model or any Bonsai GGU
   shohin bench -m Bonsai-1.7B.gguf
 
 `shohin <COMMAND> --help` explains a command with examples.
-Exit codes: 0 success, 1 failure, 2 invalid options or a missing --force, 3 incomplete JSON,
-130 interrupted, 141 output closed."
+Exit codes: 0 success, 1 failure, 2 invalid options or a missing --force, 3 incomplete
+reply in a required format, 130 interrupted, 141 output closed."
 )]
 struct Cli {
     #[command(subcommand)]
