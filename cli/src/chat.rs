@@ -87,17 +87,12 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
     let capacity = chat.capacity();
     *chat.options_mut() = options;
     chat.options_mut().overflow = overflow;
-    if let OverflowPolicy::Shift { keep: Some(keep) } = chat.options().overflow
-        && keep >= capacity
-    {
-        return Err(CliError::usage(format_args!(
-            "--keep {keep} leaves no room in a context of {capacity} tokens"
-        )));
-    }
+    args.overflow.check(capacity)?;
     let mut terminal = Terminal {
         chat,
         system: args.system.clone(),
         session: args.session.clone(),
+        saved: None,
         programs: args.programs.clone(),
         editor: None,
         last: None,
@@ -112,6 +107,12 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
     };
     if kept > 0 {
         terminal.note(&format!("(goes on after {kept} messages)"))?;
+        let first = terminal.chat.messages().first();
+        let system = first.filter(|first| first.role == Role::System).map(|first| first.text());
+        if args.system.is_some() && args.system != system {
+            terminal.note("(with its own instructions, not those of --system; /system replaces them)")?;
+        }
+        terminal.system = system;
     }
     let interactive = io::stdin().is_terminal() && terminal.is_terminal;
     let outcome = if interactive { terminal.interactive() } else { terminal.piped() };
@@ -142,6 +143,8 @@ struct Terminal {
     chat: Chat,
     system: Option<String>,
     session: Option<PathBuf>,
+    /// The file of the last `/save`, which the next may replace.
+    saved: Option<PathBuf>,
     programs: ProgramArgs,
     /// On a terminal.
     editor: Option<Editor>,
@@ -462,7 +465,7 @@ impl Terminal {
             return Ok(lines.join("\n"));
         };
         let wanted = name.replace('-', "_");
-        let value = words.next().unwrap_or_default();
+        let value = argument.trim_start().strip_prefix(name).unwrap_or_default().trim();
         let mut all = options(&mut config);
         let Some((_, option)) = all.iter_mut().find(|(n, _)| *n == wanted) else {
             let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
@@ -472,7 +475,8 @@ impl Terminal {
             )));
         };
         if !option.put(value) {
-            return Err(CliError::new(format_args!("/set {name} needs a number, found {value:?}")));
+            let expected = option.expected();
+            return Err(CliError::new(format_args!("/set {name} needs {expected}, found {value:?}")));
         }
         // As it was typed, not as the nearest float.
         let typed = |error| match error {
@@ -486,11 +490,14 @@ impl Terminal {
         Ok(format!("({wanted} is now {value})"))
     }
 
-    fn save(&self, argument: &str) -> Result<String> {
+    fn save(&mut self, argument: &str) -> Result<String> {
         if argument.is_empty() {
             return Err(CliError::new("/save needs a file name"));
         }
         let path = Path::new(argument);
+        if path.exists() && self.saved.as_deref() != Some(path) {
+            return Err(CliError::new(format_args!("{argument} exists already; choose another name")));
+        }
         let messages = self.chat.messages();
         let text = if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
             let messages: Vec<_> =
@@ -507,6 +514,7 @@ impl Terminal {
         };
         std::fs::write(path, text).map_err(|e| file_error("write", path, &e))?;
         let n = messages.len();
+        self.saved = Some(path.into());
         Ok(format!("({n} messages written to {argument})"))
     }
 }
@@ -541,6 +549,13 @@ impl Place<'_> {
             Place::Float(x) => x.to_string(),
             Place::Count(n) => n.to_string(),
             Place::Seed(n) => n.to_string(),
+        }
+    }
+
+    fn expected(&self) -> &'static str {
+        match self {
+            Place::Float(_) => "a number",
+            Place::Count(_) | Place::Seed(_) => "a whole number, 0 or more",
         }
     }
 

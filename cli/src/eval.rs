@@ -72,7 +72,12 @@ pub(crate) fn eval(args: &EvalArgs, model: &ModelArgs) -> Result {
     tokens.truncate(args.limit.unwrap_or(usize::MAX));
     if tokens.len() < 2 {
         let n = tokens.len();
-        return Err(CliError::new(format_args!("{place}: expected at least 2 tokens of text, found {n}")));
+        return Err(match args.limit {
+            Some(limit) if limit < 2 => {
+                CliError::usage(format_args!("--limit is {limit}, expected at least 2 tokens"))
+            }
+            _ => CliError::new(format_args!("{place}: expected at least 2 tokens of text, found {n}")),
+        });
     }
     let mut sequence = model.sequence(window)?;
     let bar = progress("scoring", "tokens", tokens.len() - 1);

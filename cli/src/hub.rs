@@ -53,7 +53,7 @@ Examples:
   shohin rm hf:prism-ml/Bonsai-4B-gguf/Bonsai-4B-Q1_0.gguf
   shohin rm hf:OWNER/REPOSITORY")]
 pub(crate) struct RmArgs {
-    /// The model, as for `pull`; without a file, all of its repository
+    /// The model, as for `pull`; without a file all of its repository, without a revision all of them
     #[arg(id = "wanted", value_name = "MODEL", value_parser = str::parse::<HubModel>)]
     model: HubModel,
 }
@@ -73,22 +73,22 @@ pub(crate) fn pull(args: &PullArgs) -> Result {
 
 pub(crate) fn list(args: &ListArgs) -> Result {
     let mut out = io::stdout().lock();
-    let hub = Hub::from_env()?;
-    let rows: Vec<Vec<String>> = if args.published {
+    if args.published {
         let row = |model: &shohin::hub::PublishedModel| {
             vec![model.name.into(), bytes(model.bytes), format!("hf:{}/{}", model.repository, model.file)]
         };
-        PUBLISHED.iter().map(row).collect()
-    } else {
-        let row = |kept: &shohin::hub::KeptFile| {
-            vec![
-                format!("hf:{}/{}", kept.repository, kept.file),
-                bytes(kept.bytes),
-                kept.path.display().to_string(),
-            ]
-        };
-        hub.list().iter().map(row).collect()
+        table(&mut out, &PUBLISHED.map(|model| row(&model)), &[false, true])?;
+        return Ok(());
+    }
+    let hub = Hub::from_env()?;
+    let row = |kept: &shohin::hub::KeptFile| {
+        vec![
+            format!("hf:{}/{}", kept.repository, kept.file),
+            bytes(kept.bytes),
+            kept.path.display().to_string(),
+        ]
     };
+    let rows: Vec<Vec<String>> = hub.list().iter().map(row).collect();
     if rows.is_empty() {
         remark(format_args!(
             "(no models in {}; `shohin pull bonsai-1.7b` downloads one)",
@@ -101,8 +101,7 @@ pub(crate) fn list(args: &ListArgs) -> Result {
 
 pub(crate) fn rm(args: &RmArgs) -> Result {
     let hub = Hub::from_env()?;
-    let is_wanted = |file: &str| args.model.file().is_none_or(|wanted| wanted == file);
-    if !hub.list().iter().any(|kept| kept.repository == args.model.repository() && is_wanted(&kept.file)) {
+    if hub.kept(&args.model).is_empty() {
         return Err(CliError::new(format_args!("{} is not in {}", args.model, hub.cache().display())));
     }
     let freed = hub.remove(&args.model)?;
@@ -117,7 +116,7 @@ pub(crate) fn located(named: &Path) -> Result<PathBuf> {
     if !(text.starts_with("hf:") || is_published) || named.exists() {
         if is_bare_name(text) && !named.exists() {
             return Err(CliError::new(format_args!(
-                "--model is {text}, expected a file, a folder, one of {}, or hf:owner/repository/file",
+                "the model is {text:?}, expected a file, a folder, one of {}, or hf:owner/repository/file",
                 published_names()
             )));
         }

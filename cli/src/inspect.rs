@@ -1,5 +1,6 @@
 //! `shohin inspect`: the contents of a file, and the memory to run it.
 
+use crate::args::byte_count;
 use crate::error::{CliError, Result};
 use crate::model::{ModelArgs, weights};
 use crate::terminal::{self, Colours, bytes, count};
@@ -28,7 +29,7 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     tensors: bool,
     /// Say which published models, and which context, fit into this much memory, such as 4GiB, 512MiB or 6e9
-    #[arg(long, value_name = "BYTES", value_parser = byte_count)]
+    #[arg(long, value_name = "BYTES", value_parser = byte_count::<u64>)]
     memory: Option<u64>,
     /// List the devices that a model can run on, and nothing else
     #[arg(long, conflicts_with_all = ["tensors", "memory", "model"])]
@@ -244,29 +245,6 @@ fn fitting(out: &mut impl Write, bytes: u64, fits: &[Fit]) -> Result {
     Ok(())
 }
 
-/// Parses `512MiB`, `4GiB`, `3.5 GB` or a plain number of bytes.
-fn byte_count(text: &str) -> std::result::Result<u64, &'static str> {
-    const WRONG: &str = "expected a number of bytes, such as 4GiB, 512MiB or 6e9";
-    let text = text.trim();
-    let unit = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let (number, unit) = text.split_at(unit.len());
-    let scale = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "kb" => 1e3,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        "tb" => 1e12,
-        "k" | "kib" => 1024.0,
-        "m" | "mib" => 1024.0 * 1024.0,
-        "g" | "gib" => 1024.0 * 1024.0 * 1024.0,
-        "t" | "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(WRONG),
-    };
-    let number: f64 = number.trim().parse().map_err(|_| WRONG)?;
-    let bytes = number * scale;
-    if bytes.is_finite() && bytes >= 0.0 { Ok(bytes as u64) } else { Err(WRONG) }
-}
-
 fn content(out: &mut impl Write, gguf: &Gguf<'_>, tensors: bool) -> Result {
     title(out, "\nMetadata")?;
     let entries = gguf.metadata().iter();
@@ -475,27 +453,5 @@ fn json_value(value: &Value<'_>) -> Json {
         Value::F64(x) => (*x).into(),
         Value::Bool(x) => (*x).into(),
         other => other.integer().and_then(|n| i64::try_from(n).ok()).into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::byte_count;
-
-    #[test]
-    fn bytes_have_units() {
-        for (text, want) in [
-            ("0", 0),
-            ("4096", 4096),
-            ("6e9", 6_000_000_000),
-            ("4GiB", 4 << 30),
-            ("512M", 512 << 20),
-            ("3.5 GB", 3_500_000_000),
-        ] {
-            assert_eq!(byte_count(text), Ok(want), "{text}");
-        }
-        for wrong in ["", "GiB", "-1", "4 gigs", "nan", "inf"] {
-            assert!(byte_count(wrong).is_err(), "{wrong}");
-        }
     }
 }

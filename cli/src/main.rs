@@ -38,6 +38,8 @@ use bench::BenchArgs;
 use chat::ChatArgs;
 use check::CheckArgs;
 use clap::builder::styling::{AnsiColor, Styles};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use convert::ConvertArgs;
 use embed::EmbedArgs;
@@ -154,6 +156,17 @@ fn parse() -> Result<Cli, clap::Error> {
         *subcommand = core::mem::take(subcommand).mut_args(hidden);
     }
     let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    let unused = matches.subcommand().filter(|(name, _)| WITHOUT.contains(name)).and_then(|(name, of)| {
+        let mut arguments = command.find_subcommand(name)?.get_arguments();
+        arguments.find_map(|arg| {
+            let is_given = of.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+            arg.get_long().filter(|_| is_given && arg.get_help_heading() == Some(model::HEADING))
+        })
+    });
+    if let Some(option) = unused.map(String::from) {
+        let problem = format!("--{option} is for commands that read a model\n");
+        return Err(command.error(ErrorKind::ArgumentConflict, problem));
+    }
     Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 
@@ -177,10 +190,9 @@ fn main() -> ExitCode {
         return error::CliError::usage("--gpu, --device and --split are for commands that run a model")
             .report();
     }
-    if model.model.is_some() && !cli.command.reads_model() {
-        return error::CliError::usage("--model is for commands that read a model").report();
-    }
-    if let Err(error) = cli.model.take_environment() {
+    if cli.command.runs_model()
+        && let Err(error) = cli.model.take_environment()
+    {
         return error.report();
     }
     let joined = match &cli.command {

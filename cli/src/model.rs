@@ -1,5 +1,6 @@
 //! Options for loading a model, and descriptions of a loaded model.
 
+use crate::args::byte_count;
 use crate::error::{CliError, Result};
 use crate::terminal;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -53,7 +54,7 @@ pub(crate) struct ModelArgs {
     pub(crate) weight_cache: Option<PathBuf>,
     /// Leave the weights in the file and read them for each token through a window of BYTES (such as 64M): for a model that
     /// is larger than memory; CPU only, and not under WASI, where the file is read into memory
-    #[arg(long, global = true, value_name = "BYTES", value_parser = bytes)]
+    #[arg(long, global = true, value_name = "BYTES", value_parser = byte_count::<usize>)]
     pub(crate) weights_window: Option<usize>,
     /// Run on a GPU; --gpu=NAME selects one by part of its name
     #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
@@ -73,11 +74,11 @@ pub(crate) struct ModelArgs {
     #[arg(long, global = true, value_name = "SCALING", value_parser = str::parse::<RopeScaling>)]
     pub(crate) rope_scaling: Option<RopeScaling>,
     /// Replace the file's base of the RoPE frequencies
-    #[arg(long, global = true, value_name = "BASE", allow_negative_numbers = true)]
+    #[arg(long, global = true, value_name = "BASE", allow_negative_numbers = true, value_parser = |text: &str| number(text, |x| x > 1.0, "a number over 1"))]
     pub(crate) rope_base: Option<f32>,
     /// ALiBi in the place of rotary positions, with slopes down to 2^-BIAS, or with 0 rotary positions in the place of
     /// ALiBi: for models that were trained so, but whose files do not say it; CPU only
-    #[arg(long, global = true, value_name = "BIAS", allow_negative_numbers = true)]
+    #[arg(long, global = true, value_name = "BIAS", allow_negative_numbers = true, value_parser = |text: &str| number(text, |x| (0.0..=1024.0).contains(&x), "a number from 0 to 1024"))]
     pub(crate) alibi: Option<f32>,
     /// Layout of tensors of type 42 if the file does not say: group size, or codes before scales
     #[arg(long, global = true, value_name = "LAYOUT", default_value = "auto", value_parser = id42s())]
@@ -103,16 +104,10 @@ impl From<Act> for Activations {
     }
 }
 
-/// Parses a number of bytes with or without K, M or G.
-pub(crate) fn bytes(text: &str) -> std::result::Result<usize, &'static str> {
-    let (number, shift) = match text.char_indices().last() {
-        Some((at, 'K' | 'k')) => (&text[..at], 10),
-        Some((at, 'M' | 'm')) => (&text[..at], 20),
-        Some((at, 'G' | 'g')) => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    let bytes = number.parse::<usize>().ok().and_then(|n| n.checked_mul(1 << shift));
-    bytes.ok_or("expected a number of bytes such as 500M or 2G")
+/// Parses a finite number.
+fn number(text: &str, is_valid: fn(f32) -> bool, expected: &str) -> std::result::Result<f32, String> {
+    let number = text.parse().ok().filter(|x: &f32| x.is_finite() && is_valid(*x));
+    number.ok_or_else(|| format!("expected {expected}"))
 }
 
 /// Parses a layout of type 42 by name.

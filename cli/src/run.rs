@@ -84,6 +84,9 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     let mut options = turn::options(&args.sampling, &args.format, tools, args.think, args.max_tokens)?;
     options.logprobs = args.logprobs.map(usize::from);
     options.overflow = args.overflow.policy(OverflowPolicy::Error)?;
+    if args.raw && matches!(options.overflow, OverflowPolicy::Trim { .. }) {
+        return Err(CliError::usage("--overflow trim is for conversations, and --raw has none"));
+    }
     let seed = options.sampler.seed;
     let prompt = prompt(args)?;
     let model = model_args.load()?;
@@ -100,6 +103,10 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
                 model.encode(messages, &options)?.tokens().to_vec()
             }
         };
+        let capacity = model.context();
+        if tokens.len() >= capacity {
+            return Err(too_long(&model, tokens.len() as u64, capacity as u64, ""));
+        }
         let found = beams::run(beams, &args.beams, &model, &tokens, args.max_tokens, args.json, args.stats);
         finish_caching(&model);
         return found;
@@ -108,6 +115,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     *chat.options_mut() = options;
     args.speculation.apply(&mut chat, model_args)?;
     let capacity = chat.capacity();
+    args.overflow.check(capacity)?;
     let kept = args.session.as_ref().map_or(Ok(0), |path| session::open(&mut chat, path))?;
     let reply = if args.raw {
         chat.complete(&model.tokenize(&prompt))
@@ -121,14 +129,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     };
     let reply = reply.map_err(|error| match error {
         shohin::Error::Engine(shohin::core::Error::ContextFull { position, adding, capacity }) => {
-            let n = position + adding;
-            let more = match model.config().max_context_length as u64 > capacity {
-                true => "; --context can raise that, and --overflow shift reads on",
-                false => ", the most this model supports; --overflow shift reads on",
-            };
-            CliError::new(format_args!(
-                "the prompt is {n} tokens long, but the context holds {capacity}{more}"
-            ))
+            too_long(&model, position + adding, capacity, ", and --overflow shift reads on")
         }
         other => other.into(),
     })?;
@@ -203,6 +204,17 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
         Some(what) => Err(CliError::CutOff(format!("{what}: ended by {}", reason_text(reason)))),
         None => Ok(()),
     }
+}
+
+/// The prompt does not fit; `more` is what else helps.
+fn too_long(model: &Model, tokens: u64, capacity: u64, more: &str) -> CliError {
+    let why = match model.config().max_context_length as u64 > capacity {
+        true => "; --context can raise that",
+        false => ", the most this model supports",
+    };
+    CliError::new(format_args!(
+        "the prompt is {tokens} tokens long, but the context holds {capacity}{why}{more}"
+    ))
 }
 
 fn call_json(call: &FunctionCall) -> Value {

@@ -1,7 +1,8 @@
 //! `shohin serve`: OpenAI's and Anthropic's HTTP interfaces.
 
+use crate::args::byte_count;
 use crate::error::{CliError, Result};
-use crate::model::{ModelArgs, bytes, finish_caching, settings};
+use crate::model::{ModelArgs, finish_caching, settings};
 use crate::terminal::remark;
 use clap::Args;
 use shohin_server::{ServerOptions, StartError, serve};
@@ -49,7 +50,7 @@ pub(crate) struct ServeArgs {
     prompt_tokens: Option<u16>,
     /// Keep the keys and values of ended replies while those of all replies take at most BYTES (such as 500M or 2G), for
     /// prompts that begin like theirs [default: what --parallel contexts take]
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = byte_count::<usize>)]
     prefix_cache: Option<usize>,
     /// Most connections
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]

@@ -144,6 +144,6 @@ fn from_json<T>(input: &str, expected: &str, item: impl Fn(&Value) -> Option<T>)
             Value::String(_) => "a string",
             _ => "a single value",
         };
-        CliError::new(format_args!("expected {expected} on standard input, found {found}"))
+        CliError::new(format_args!("the input is {found}, expected {expected}"))
     })
 }

@@ -1,9 +1,10 @@
 //! Functions of a chat that are programs.
 
 use crate::error::{CliError, Result, file_error};
-use crate::terminal::CtrlC;
+use crate::terminal::{CtrlC, remark};
 use clap::Args;
 use shohin::core::chat::FunctionCall;
+use std::env;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -53,12 +54,35 @@ impl ProgramArgs {
     }
 }
 
+/// Whether there is a file where the system looks for a program.
+fn is_there(program: &Path) -> bool {
+    let is_file = |path: &Path| {
+        let mut with_suffix = path.as_os_str().to_owned();
+        with_suffix.push(env::consts::EXE_SUFFIX);
+        path.is_file() || Path::new(&with_suffix).is_file()
+    };
+    // A mere name is looked for in the directories of PATH.
+    match program.components().nth(1) {
+        Some(_) => is_file(program),
+        None => env::var_os("PATH")
+            .is_some_and(|path| env::split_paths(&path).any(|directory| is_file(&directory.join(program)))),
+    }
+}
+
 /// What the program says of a call: its output, or what went wrong, for the model.
 pub(crate) fn output(program: &Path, call: &FunctionCall) -> Result<String> {
     // Ctrl-C ends the program, not the chat.
     let interrupt = CtrlC::listen();
     let started = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    let mut child = started.map_err(|e| file_error("run", program, &e))?;
+    let mut child = match started {
+        Ok(child) => child,
+        Err(error) => {
+            // The conversation goes on: a call without a result would end it.
+            let reason = format!("error: cannot run {}: {error}", program.display());
+            remark(&reason);
+            return Ok(reason);
+        }
+    };
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let arguments = call.arguments.clone();
     let writer = std::thread::spawn(move || {
@@ -87,6 +111,15 @@ pub(crate) fn output(program: &Path, call: &FunctionCall) -> Result<String> {
 
 /// Whether every program belongs to a function.
 pub(crate) fn check(args: &ProgramArgs, names: &[String]) -> Result {
+    let twice = |(i, (name, _)): &(usize, &(String, PathBuf))| {
+        args.programs[..*i].iter().any(|(other, _)| other == name)
+    };
+    if let Some((_, (name, _))) = args.programs.iter().enumerate().find(twice) {
+        return Err(CliError::usage(format_args!("--tool: {name:?} has two programs")));
+    }
+    if let Some((_, program)) = args.programs.iter().find(|(_, program)| !is_there(program)) {
+        return Err(CliError::usage(format_args!("--tool: there is no program {}", program.display())));
+    }
     match args.programs.iter().find(|(name, _)| !names.contains(name)) {
         Some((name, _)) => {
             Err(CliError::usage(format_args!("--tool: no function of --tools is called {name:?}")))

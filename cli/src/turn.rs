@@ -76,7 +76,7 @@ impl SpeculationArgs {
         }
         if let Some(draft) = &self.draft {
             let args = ModelArgs { model: Some(draft.clone()), ..model.clone() };
-            chat.speculate(&Speculation::Draft(args.load()?))?;
+            chat.speculate(&Speculation::Draft(args.load().context("--draft")?))?;
         }
         Ok(())
     }
@@ -113,6 +113,16 @@ impl OverflowArgs {
             Some(Policy::Trim) => OverflowPolicy::TRIM,
             Some(Policy::Shift) => OverflowPolicy::Shift { keep: self.keep },
         })
+    }
+
+    /// Checks `--keep`, once the context is known.
+    pub(crate) fn check(&self, capacity: usize) -> Result {
+        match self.keep.filter(|keep| *keep >= capacity) {
+            Some(keep) => Err(CliError::usage(format_args!(
+                "--keep {keep} leaves no room in a context of {capacity} tokens"
+            ))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -176,14 +186,22 @@ pub(crate) fn cut_off(options: &TurnOptions, reason: Reason) -> Option<&'static 
 }
 
 fn response_format(args: &FormatArgs) -> Result<ResponseFormat> {
+    if args.json_whitespace && args.json_schema.is_none() && !args.json_object {
+        return Err(CliError::usage("--json-whitespace is for --json-schema and --json-object"));
+    }
     Ok(match &args.json_schema {
-        Some(schema) => ResponseFormat::JsonSchema(text(schema)?),
+        Some(schema) => {
+            ResponseFormat::JsonSchema(text(schema).context("--json-schema, a file or a schema").usage()?)
+        }
         None if args.json_object => ResponseFormat::JsonObject,
         None if !args.choice.is_empty() => ResponseFormat::Choice(args.choice.clone()),
         None => match (&args.regex, &args.grammar) {
             (Some(regex), _) => ResponseFormat::Regex(regex.clone()),
             (None, Some(grammar)) if grammar.contains("::=") => ResponseFormat::Grammar(grammar.clone()),
-            (None, Some(path)) => ResponseFormat::Grammar(terminal::read_text(Path::new(path))?),
+            (None, Some(path)) => {
+                let read = terminal::read_text(Path::new(path));
+                ResponseFormat::Grammar(read.context("--grammar, a file or a text with ::=").usage()?)
+            }
             (None, None) => ResponseFormat::Text,
         },
     })
@@ -202,7 +220,7 @@ fn text(argument: &str) -> Result<String> {
 /// Function descriptions, each a JSON text.
 fn descriptions(given: Option<&str>) -> Result<Vec<String>> {
     let Some(tools) = given else { return Ok(Vec::new()) };
-    let tools = text(tools)?;
+    let tools = text(tools).context("--tools, a file or a JSON array").usage()?;
     let tools: Vec<&RawValue> = serde_json::from_str(&tools)
         .map_err(|e| CliError::usage(format_args!("--tools: not a JSON array of descriptions: {e}")))?;
     Ok(tools.into_iter().map(|tool| tool.get().to_string()).collect())

@@ -68,6 +68,13 @@ fn misuse(args: &[&str]) -> String {
     failure(&shohin(args).output().unwrap(), 2)
 }
 
+/// The message about arguments that are refused as such.
+fn refused(args: &[&str]) -> String {
+    let output = shohin(args).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{args:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
 fn temporary(name: &str, content: impl AsRef<[u8]>) -> String {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
     fs::write(&path, content).unwrap();
@@ -139,6 +146,12 @@ fn wrong_usage_is_code_2() {
         &["run", "x", "--top-k", "-1"],
         &["convert", "x", "--out", "y", "--type", "q7"],
         &["convert", "x.gguf", "--out", "y"],
+        &["quantize", "x", "--out", "y", "--type", "q8_0", "--kv", "q4"],
+        &["run", "x", "--beams", "2", "--dry-base", "2"],
+        &["run", "--json-whitespace", "x"],
+        &["run", "--raw", "x", "--overflow", "trim"],
+        &["run", "x", "--rope-base", "0"],
+        &["run", "x", "--alibi", "nan"],
         &["quantize", "x", "--out", "y", "--type", "q8_0", "--tensor", "blk"],
         &["quantize", "x", "--out", "y"],
     ] {
@@ -324,6 +337,22 @@ fn a_session_goes_on_in_the_next_command() {
     assert_eq!(fs::read(&path).unwrap(), bytes);
 }
 
+#[test]
+fn a_session_keeps_its_instructions() {
+    let path = temporary("system.session", "");
+    let saved = temporary("system.json", "");
+    fs::remove_file(&path).unwrap();
+    fs::remove_file(&saved).unwrap();
+    let chat = with(&["chat", "--session", &path, "-n", "4", "--system"], &["Be brief."]);
+    stdout(feed(&chat, "Hello!"));
+    let other = [&chat[..5], &["--system", "Be loud."]].concat();
+    let output = feed(&other, format!("/new\nHello!\n/save {saved}\n"));
+    let notes = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && notes.contains("not those of --system"), "{notes}");
+    let saved: Value = serde_json::from_slice(&fs::read(saved).unwrap()).unwrap();
+    assert_eq!(saved["messages"][0]["content"], "Be brief.");
+}
+
 /// The output of `shohin chat` on a terminal on which `typed` was entered at once.
 #[cfg(unix)]
 fn on_a_terminal(args: &[&str], typed: &str) -> String {
@@ -356,6 +385,7 @@ fn lines_that_are_typed_ahead_or_pasted_are_kept() {
     let chat = ["chat", "--preset", "greedy", "-n", "8"];
     let saved = temporary("typed.json", "");
     let messages = |lines: &str| -> Vec<String> {
+        fs::remove_file(&saved).unwrap();
         on_a_terminal(&chat, &format!("{lines}/save {saved}\r/quit\r").replace('\n', "\r"));
         let saved: Value = serde_json::from_slice(&fs::read(&saved).unwrap()).unwrap();
         let all = saved["messages"].as_array().unwrap().iter();
@@ -371,7 +401,9 @@ fn lines_that_are_typed_ahead_or_pasted_are_kept() {
 #[test]
 fn chat_commands_work_from_a_pipe() {
     let saved = temporary("chat.json", "");
-    let lines = ["/system Be brief.", "Hello!", "/retry", &format!("/save {saved}"), "/set top-k 3", "/new"];
+    fs::remove_file(&saved).unwrap();
+    let save = format!("/save {saved}");
+    let lines = ["/system Be brief.", "Hello!", "/retry", &save, &save, "/set top-k 3", "/new"];
     let lines = format!("{}\n/quit\nnever sent\n", lines.join("\n"));
     let text = stdout(feed(&with(&["chat"], &EXACT), lines));
     let replies: Vec<&str> = text.lines().collect();
@@ -387,6 +419,9 @@ fn chat_commands_work_from_a_pipe() {
         ("/set temperature 99999999999", "temperature is 99999999999, expected 0 to 100"),
         ("/set heat 3", "heat is not a sampling option; expected one of temperature, top_k"),
         ("/set top_p", "needs a number"),
+        ("/set top_k 1e3", "needs a whole number, 0 or more, found \"1e3\""),
+        ("/set temperature 0 5", "needs a number, found \"0 5\""),
+        (&save, "exists already"),
         ("/retry", "nothing to retry"),
         ("/continue", "nothing to continue"),
         ("/save", "file name"),
@@ -625,7 +660,7 @@ fn a_context_that_shifts_never_ends() {
     let dropped = reply["dropped_tokens"].as_u64().unwrap();
     let all = reply["prompt_tokens"].as_u64().unwrap() + 89;
     assert!(dropped >= all - 40 && dropped < all, "{dropped} of {all}");
-    assert!(fails(&with(&shift, &["--keep", "40"])).contains("kept tokens is 40"));
+    assert!(misuse(&with(&shift, &["--keep", "40"])).contains("--keep 40 leaves no room"));
 
     // Each reply takes more than the context.
     let chat = ["chat", "--context", "40", "--overflow", "shift", "-n", "70"];
@@ -851,17 +886,13 @@ fn rope_can_be_replaced() {
     let config = &json(&["inspect", "-m", &plain, "--rope-scaling", "linear:2", "--json"])["config"];
     assert_eq!(config["context_length"], 1024);
     for wrong in ["yarn:4", "linear:0", "twice"] {
-        let output = shohin(&["inspect", "--rope-scaling", wrong]).output().unwrap();
-        assert_eq!(output.status.code(), Some(2));
-        let text = String::from_utf8(output.stderr).unwrap();
+        let text = refused(&["inspect", "--rope-scaling", wrong]);
         assert!(
             text.contains("expected none, linear:FACTOR, or dynamic, yarn or llama3 with :FACTOR:CONTEXT"),
             "{text}"
         );
     }
-    assert!(
-        misuse(&["inspect", "--rope-base", "0"]).contains("rope.freq_base is 0, expected a number over 1")
-    );
+    assert!(refused(&["inspect", "--rope-base", "0"]).contains("expected a number over 1"));
 }
 
 #[test]
@@ -891,10 +922,8 @@ fn alibi_is_in_the_file_or_an_option() {
     assert_eq!((&config["max_alibi_bias"], &config["rotary"]), (&to_json!(8.0), &to_json!(false)));
     assert!(ok(&["inspect", "-m", &file]).contains("64 tokens, ALiBi with slopes down to 2^-8"));
     let rope = misuse(&["inspect", "-m", &file, "--rope-base", "1e6"]);
-    assert!(rope.contains("rope base is \"1000000\"") && rope.contains("ALiBi is in the place"), "{rope}");
-    assert!(
-        misuse(&["inspect", "--alibi", "-1"]).contains("attention.max_alibi_bias is -1, expected 0 to 1024")
-    );
+    assert!(rope.contains("--rope-base is \"1000000\"") && rope.contains("ALiBi is in the place"), "{rope}");
+    assert!(refused(&["inspect", "--alibi", "-1"]).contains("expected a number from 0 to 1024"));
     // The built-in model was trained without it; what it computed so is of no use to it with another.
     let path = temporary("alibi.session", "");
     fs::remove_file(&path).unwrap();
@@ -1045,7 +1074,7 @@ fn broken_model_files_are_named() {
         ),
         (
             "bonsi-1.7b".into(),
-            "--model is bonsi-1.7b, expected a file, a folder, one of bonsai-1.7b, ternary-bonsai-1.7b, ",
+            "the model is \"bonsi-1.7b\", expected a file, a folder, one of bonsai-1.7b, ternary-bonsai-1.7b, ",
         ),
         (
             env!("CARGO_TARGET_TMPDIR").into(),
@@ -1196,15 +1225,24 @@ fn wrong_values_are_named_with_their_range() {
         (&["run", "x", "--stop", ""], "length of a stop string is 0, expected at least 1"),
         (&["run", "x", "--temperature", "1e30"], "temperature is 1e30, expected 0 to 100"),
         (&["run", "x", "--context", "3"], "but the context holds 3; --context can raise that"),
+        (&["run", "x", "--beams", "2", "--context", "3"], "tokens long, but the context holds 3; --context"),
+        (
+            &["run", "x", "--overflow", "shift", "--keep", "9999"],
+            "--keep 9999 leaves no room in a context of",
+        ),
+        (&["run", "x", "--draft", "nope"], "--draft: the model is \"nope\", expected a file, a folder"),
+        (&["run", "x", "--grammar", "a"], "--grammar, a file or a text with ::=: cannot read a"),
+        (&["run", "x", "--json-schema", "a"], "--json-schema, a file or a schema: cannot read a"),
         (&["run", "--file", "no-such-file"], "cannot read no-such-file: No such file or directory"),
         (&["run", "--file", &bytes], "expected UTF-8 text, found other bytes at offset 3"),
         (&["logits", "--tokens", &ids], "expected a token id, found \"x\" as number 3"),
         (&["logits", "--tokens", &high], "token 99999999 is not in the vocabulary of"),
         (&["logits", "--tokens", &none], "expected token ids, found none"),
-        (&["logits", "--tokens", &good, "--out", out], "cannot create"),
+        (&["logits", "--tokens", &high, "--out", &good], "token 99999999 is not in the vocabulary of"),
+        (&["logits", "--tokens", &good, "--out", out], "cannot write"),
         (&["tokenize", "--decode", "-1"], "expected a token id, found \"-1\""),
         (&["tokenize", "--decode", "9999999"], "token 9999999"),
-        (&["eval", &none, "--limit", "1"], "expected at least 2 tokens of text, found 1"),
+        (&["eval", &none, "--limit", "1"], "--limit is 1, expected at least 2 tokens"),
         (&["eval", &text, "--window", "999999"], "--window is 999999, expected at most"),
         (
             &["eval", &text, "--window", "8", "--stride", "8"],
@@ -1214,11 +1252,13 @@ fn wrong_values_are_named_with_their_range() {
         // Invalid options are usage errors; their consequences are not.
         let output = shohin(args).output().unwrap();
         let names = ["temperature", "top_p", "dry_base", "--isa is", "stop string", "--window", "--stride"];
+        let names = [&names[..], &["--keep", "--grammar", "--json-schema", "--limit"]].concat();
         let code = if names.iter().any(|name| reason.contains(name)) { 2 } else { 1 };
         let message = failure(&output, code);
         assert!(message.contains(reason), "{args:?}: {message}");
     }
-    for (input, reason) in [("{}", "found an object"), ("[1]", "other things"), ("[", "not JSON")] {
+    assert_eq!(fs::read_to_string(good).unwrap(), "1 2", "what was there is lost");
+    for (input, reason) in [("{}", "is an object"), ("[1]", "other things"), ("[", "not JSON")] {
         assert!(failure(&feed(&["tokenize", "--json"], input), 1).contains(reason));
     }
 }
@@ -1477,7 +1517,7 @@ fn a_schema_that_cannot_be_kept_to_is_refused_before_the_model_is_loaded() {
     );
     let says = misuse(&["run", "x", "--json-schema", "{bad"]);
     assert!(says.contains("JSON at byte 1 is 'b', expected a name in double quotes or }"), "{says}");
-    assert!(fails(&["run", "x", "--json-schema", "absent.json"]).contains("absent.json"));
+    assert!(misuse(&["run", "x", "--json-schema", "absent.json"]).contains("absent.json"));
     assert!(misuse(&["run", "x", "--tools", "{}"]).contains("--tools: not a JSON array"));
     assert!(misuse(&["run", "x", "--tools", "[{}]"]).contains("tool 0: key \"name\" is missing"));
     let args = ["run", "x", "--tools", r#"[{"name":"a"}]"#, "--tool-choice", "b"];
@@ -1524,14 +1564,18 @@ fn a_chat_runs_the_programs_of_functions_that_may_run() {
     let wrong = temporary("program.sh", "#!/bin/sh\necho half\nexit 3\n");
     Command::new("chmod").args(["+x", &wrong]).status().unwrap();
     let wrong = format!("add={wrong}");
+    // A file that may not be run.
+    let mute = format!("add={}", temporary("mute.sh", ""));
     for (more, result) in [
         // The program gives its arguments back.
         (&["--tool", "add=/bin/cat", "--yes"][..], "{\"a\""),
+        (&["--tool", &mute, "--yes"], "error: cannot run "),
         (&["--tool", &wrong, "--yes"], "error: exit status: 3\nhalf"),
         (&["--tool", "add=/usr/bin/yes", "--yes"], "error: the result is larger than 65536 bytes"),
         // Nobody can be asked.
         (&["--tool", "add=/bin/cat"], "error: the user refused this call"),
     ] {
+        fs::remove_file(&saved).unwrap();
         let output = feed(&with(&chat, more), format!("Add!\n/save {saved}\n"));
         let notes = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{notes}");
@@ -1552,9 +1596,12 @@ fn a_chat_runs_the_programs_of_functions_that_may_run() {
         misuse(&with(&chat, &["--tool", "sub=/bin/cat"]))
             .contains("no function of --tools is called \"sub\"")
     );
-    let none = feed(&with(&chat, &["--tool", "add=/no/program", "--yes"]), "Add!");
-    let notes = String::from_utf8_lossy(&none.stderr);
-    assert!(none.status.code() == Some(1) && notes.contains("cannot run /no/program"), "{notes}");
+    for program in ["/no/program", "no-such-program"] {
+        let none = misuse(&with(&chat, &["--tool", &format!("add={program}"), "--yes"]));
+        assert!(none.contains(&format!("--tool: there is no program {program}")), "{none}");
+    }
+    let twice = misuse(&with(&chat, &["--tool", "add=/bin/cat", "--tool", "add=/bin/true"]));
+    assert!(twice.contains("\"add\" has two programs"), "{twice}");
 }
 
 /// From the start to SIGTERM, with a request by hand.

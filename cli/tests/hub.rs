@@ -303,6 +303,30 @@ fn a_file_is_kept_as_the_hubs_own_tools_keep_it() {
 }
 
 #[test]
+fn removing_a_file_leaves_the_others() {
+    let Site { hub, cache, .. } = site(&[], Answer::file);
+    let of = cache.path().join("models--owner--name");
+    let (first, second) =
+        (of.join("snapshots").join("a".repeat(40)), of.join("snapshots").join("b".repeat(40)));
+    let unfinished = of.join("blobs/another.incomplete");
+    // As where there are no links.
+    for path in [first.join("a.gguf"), first.join("b.gguf"), second.join("a.gguf"), unfinished.clone()] {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, [0; 10]).unwrap();
+    }
+    let there = || hub.list().into_iter().map(|kept| kept.path).collect::<Vec<_>>();
+    let model = named(&format!("hf:owner/name@{}/a.gguf", "b".repeat(40)));
+    assert_eq!((hub.kept(&model).len(), hub.remove(&model).unwrap()), (1, 10));
+    assert_eq!(there(), [first.join("a.gguf"), first.join("b.gguf")]);
+    assert_eq!((hub.kept(&model).len(), hub.remove(&model).unwrap()), (0, 0));
+    assert_eq!(hub.remove(&named("hf:owner/name/a.gguf")).unwrap(), 10);
+    assert_eq!(there(), [first.join("b.gguf")]);
+    assert!(unfinished.exists());
+    assert_eq!(hub.remove(&named("hf:owner/name")).unwrap(), 20);
+    assert!(!of.exists());
+}
+
+#[test]
 fn only_the_file_with_the_given_checksum_is_accepted() {
     let content = noise(1000);
     let Site { hub, back, cache: _cache, .. } = site(&[("a.gguf", content.clone())], Answer::file);
@@ -349,6 +373,17 @@ fn a_download_continues_over_broken_and_silent_connections() {
         let starts: Vec<usize> = back.asked().iter().map(Asked::start).collect();
         assert!(starts.len() >= 3 && starts.is_sorted() && starts[1] > 0, "{starts:?}");
     }
+}
+
+#[test]
+fn a_hub_that_falls_silent_is_given_up() {
+    let server = Server::new(|_| {
+        let body = b"{\"siblings\":[]}".to_vec();
+        Answer { status: 200, body, stalls: true, ..Answer::default() }.cut(3)
+    });
+    let cache = TempDir::new().unwrap();
+    let error = hub(&server.address, cache.path()).pull(&named("hf:owner/name"), &mut on).unwrap_err();
+    assert!(matches!(problem(error), HubError::Network { problem } if problem.contains("no byte arrived")));
 }
 
 #[test]

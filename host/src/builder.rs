@@ -514,8 +514,8 @@ impl Builder {
             builder = builder.rope_freq_base(base);
         }
         let config = builder.build().map_err(Error::Config)?;
-        let scaling = self.rope_scaling.map(|scaling| ("rope scaling", format!("{scaling:?}")));
-        let base = self.rope_base.map(|base| ("rope base", base.to_string()));
+        let scaling = self.rope_scaling.map(|scaling| ("rope-scaling", scaling.to_string()));
+        let base = self.rope_base.map(|base| ("rope-base", base.to_string()));
         if let Some((name, found)) = scaling.or(base).filter(|_| !config.rotary) {
             let expected = "none: ALiBi is in the place of rotary positions in this model".into();
             return Err(Error::Option { name, found, expected });

@@ -15,6 +15,7 @@ use shohin_core::gguf::MAX_PARTS;
 use shohin_core::json::Value;
 use std::collections::BTreeSet;
 use std::env;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -218,6 +219,12 @@ pub struct Hub {
 
 const MAIN: &str = "main";
 
+/// What the name of a blob ends with that is not whole yet.
+const UNFINISHED: &str = ".incomplete";
+
+/// Most bytes of the description of a repository.
+const MOST_TEXT: usize = 10 << 20;
+
 /// Attempts in a row that bring nothing.
 const ATTEMPTS: u32 = 6;
 
@@ -355,9 +362,8 @@ impl Hub {
         self.cache.join(format!("models--{}", repository.replace('/', "--")))
     }
 
-    /// The kept file of a model, without asking the Hub; of a model in parts the one that was named, if all are
-    /// kept.
-    pub fn find(&self, model: &HubModel) -> Option<PathBuf> {
+    /// The directory of a revision's files, if it is known here which commit that is.
+    fn snapshot(&self, model: &HubModel) -> Option<PathBuf> {
         let directory = self.repository(&model.repository);
         let commit = match is_commit(&model.revision) {
             true => model.revision.clone(),
@@ -365,7 +371,13 @@ impl Hub {
                 fs::read_to_string(directory.join("refs").join(&model.revision)).ok()?.trim().to_string()
             }
         };
-        let snapshot = Some(directory.join("snapshots").join(&commit)).filter(|_| is_commit(&commit))?;
+        Some(directory.join("snapshots").join(&commit)).filter(|_| is_commit(&commit))
+    }
+
+    /// The kept file of a model, without asking the Hub; of a model in parts the one that was named, if all are
+    /// kept.
+    pub fn find(&self, model: &HubModel) -> Option<PathBuf> {
+        let snapshot = self.snapshot(model)?;
         let file = match &model.file {
             Some(file) => file.clone(),
             None => {
@@ -431,9 +443,21 @@ impl Hub {
                 let HubModel { repository, revision, .. } = model;
                 let url = format!("{}/api/models/{repository}/revision/{revision}", self.endpoint);
                 let text = self.patiently(on_download, &mut |hub| {
-                    let (mut answer, _) = hub.request(model, &url, None, true)?;
+                    let (answer, _) = hub.request(model, &url, None, true)?;
                     hub.check(model, &answer)?;
-                    answer.body_mut().read_to_string().map_err(broken)
+                    let (pieces, mut text) = (pieces(answer), Vec::new());
+                    loop {
+                        let piece = hub.next(&pieces)?;
+                        if piece.is_empty() {
+                            return Ok(String::from_utf8_lossy(&text).into_owned());
+                        }
+                        text.extend(piece);
+                        if text.len() > MOST_TEXT {
+                            let problem =
+                                format!("it describes the repository in more than {MOST_TEXT} bytes");
+                            return Err(HubError::Answer { problem }.into());
+                        }
+                    }
                 })?;
                 only(siblings(&text).iter().map(String::as_str))?
             }
@@ -586,17 +610,19 @@ impl Hub {
         model.expect(sum_in(&remote.etag))?;
         let directory = self.repository(&model.repository);
         let blob = directory.join("blobs").join(&remote.etag);
-        if !blob.is_file() {
+        let snapshot = directory.join("snapshots").join(&remote.commit);
+        // Where there are no links, the file is no longer among the blobs.
+        let is_kept = || blob.is_file() || snapshot.join(file).is_file();
+        if !is_kept() {
             let locks = self.cache.join(".locks").join(directory.file_name().unwrap_or_default());
             let _lock = lock(&locks, &remote.etag, &mut || {
                 on_download(Download { file, have: 0, total: remote.size })
             })?;
             // Another program may have brought it meanwhile.
-            if !blob.is_file() {
+            if !is_kept() {
                 self.bring(model, file, &remote, &blob, on_download)?;
             }
         }
-        let snapshot = directory.join("snapshots").join(&remote.commit);
         let path = link(&snapshot, file, &blob).map_err(Failure::Io)?;
         if !is_commit(&model.revision) {
             let refs = directory.join("refs");
@@ -664,30 +690,12 @@ impl Hub {
                 return Err(Failure::Passing(HubError::Network { problem }, None));
             }
         }
-        // Reads wait as long as a server is silent, so they are made on a thread of their own.
-        let (sender, receiver) = mpsc::sync_channel::<io::Result<Vec<u8>>>(4);
-        let mut body = answer.into_body().into_reader();
-        thread::spawn(move || {
-            let mut buffer = vec![0; 1 << 18];
-            loop {
-                let read = body.read(&mut buffer);
-                let ended = !matches!(read, Ok(1..));
-                let piece = read.map(|n| buffer.get(..n).unwrap_or_default().to_vec());
-                if sender.send(piece).is_err() || ended {
-                    return;
-                }
-            }
-        });
+        let pieces = pieces(answer);
         loop {
             if on_download(Download { file, have: part.have, total }).is_break() {
                 return Err(HubError::Cancelled.into());
             }
-            let piece = receiver.recv_timeout(self.stall_timeout).map_err(|_| {
-                let problem = format!("no byte arrived for {} seconds", self.stall_timeout.as_secs_f32());
-                Failure::Passing(HubError::Network { problem }, None)
-            })?;
-            let piece =
-                piece.map_err(|e| Failure::Passing(HubError::Network { problem: e.to_string() }, None))?;
+            let piece = self.next(&pieces)?;
             if piece.is_empty() {
                 return match total {
                     Some(total) if part.have < total => {
@@ -699,6 +707,15 @@ impl Hub {
             }
             part.append(&piece).map_err(Failure::Io)?;
         }
+    }
+
+    /// The next piece of a body; an empty one is its end.
+    fn next(&self, pieces: &mpsc::Receiver<io::Result<Vec<u8>>>) -> Attempt<Vec<u8>> {
+        let piece = pieces.recv_timeout(self.stall_timeout).map_err(|_| {
+            let problem = format!("no byte arrived for {} seconds", self.stall_timeout.as_secs_f32());
+            Failure::Passing(HubError::Network { problem }, None)
+        })?;
+        piece.map_err(|e| Failure::Passing(HubError::Network { problem: e.to_string() }, None))
     }
 
     /// The GGUF files that are kept.
@@ -719,38 +736,54 @@ impl Hub {
         kept.into_iter().collect()
     }
 
-    /// Deletes a model in all its revisions, and returns the bytes that were freed.
+    /// The kept files of a model: all GGUF files of the repository unless it names one, and in all revisions unless it
+    /// names another than `main`.
+    pub fn kept(&self, model: &HubModel) -> Vec<KeptFile> {
+        let snapshot = (model.revision != MAIN).then(|| self.snapshot(model));
+        let parts = model.file.as_ref().map(|file| shard_names(file).unwrap_or_else(|| vec![file.clone()]));
+        let is_named = |kept: &KeptFile| {
+            let in_revision = match &snapshot {
+                None => true,
+                Some(snapshot) => snapshot.as_ref().is_some_and(|snapshot| kept.path.starts_with(snapshot)),
+            };
+            let is_file = parts.as_ref().is_none_or(|parts| parts.contains(&kept.file));
+            kept.repository == model.repository && in_revision && is_file
+        };
+        self.list().into_iter().filter(is_named).collect()
+    }
+
+    /// Deletes the files that [`Hub::kept`] returns, and returns the bytes that were freed.
     ///
     /// # Errors
     /// If a file cannot be deleted.
     pub fn remove(&self, model: &HubModel) -> Result<u64> {
         let directory = self.repository(&model.repository);
-        let is_wanted = |file: &str| {
-            model.file.as_ref().is_none_or(|wanted| {
-                shard_names(wanted).map_or(file == wanted, |parts| parts.iter().any(|part| part == file))
-            })
+        let mut freed = 0;
+        let mut delete = |path: &Path| {
+            // That of a link is its own.
+            let bytes =
+                fs::symlink_metadata(path).map_or(0, |meta| if meta.is_file() { meta.len() } else { 0 });
+            fs::remove_file(path).map_err(io("delete", path))?;
+            freed += bytes;
+            Ok::<(), Error>(())
         };
-        for snapshot in entries(&directory.join("snapshots")) {
-            for file in files_of(&snapshot).iter().filter(|file| is_wanted(file)) {
-                let path = snapshot.join(file);
-                fs::remove_file(&path).map_err(io("delete", &path))?;
-            }
-        }
-        // Without a link to it nothing finds a blob.
-        let mut linked = BTreeSet::new();
+        self.kept(model).iter().try_for_each(|file| delete(&file.path))?;
+        let (mut linked, mut is_empty) = (BTreeSet::new(), true);
         for snapshot in entries(&directory.join("snapshots")) {
             walk(&snapshot, &mut |path| {
+                is_empty = false;
                 linked.extend(fs::read_link(path).ok().and_then(|to| Some(to.file_name()?.to_owned())));
             });
         }
-        let mut freed = 0;
         for blob in entries(&directory.join("blobs")) {
-            if blob.file_name().is_some_and(|name| !linked.contains(name)) {
-                freed += fs::metadata(&blob).map_or(0, |meta| meta.len());
-                fs::remove_file(&blob).map_err(io("delete", &blob))?;
+            let name = blob.file_name().unwrap_or_default();
+            // Without a link to it nothing finds a blob. One that is incomplete may be of another file.
+            let is_needed = linked.contains(name) || (!is_empty && is_unfinished(name));
+            if !is_needed {
+                delete(&blob)?;
             }
         }
-        if linked.is_empty() {
+        if is_empty {
             fs::remove_dir_all(&directory).or_else(missing_is_fine).map_err(io("delete", &directory))?;
         }
         Ok(freed)
@@ -777,8 +810,23 @@ fn failed(error: ureq::Error) -> Failure {
     Failure::Passing(HubError::Network { problem: format!("cannot connect: {problem}") }, None)
 }
 
-fn broken(error: ureq::Error) -> Failure {
-    Failure::Passing(HubError::Network { problem: format!("the connection broke: {error}") }, None)
+/// The pieces of a body, the last of them empty. Reads wait as long as a server is silent, so they are made on a thread
+/// of their own.
+fn pieces(answer: Response<Body>) -> mpsc::Receiver<io::Result<Vec<u8>>> {
+    let (sender, receiver) = mpsc::sync_channel(4);
+    let mut body = answer.into_body().into_reader();
+    thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 18];
+        loop {
+            let read = body.read(&mut buffer);
+            let ended = !matches!(read, Ok(1..));
+            let piece = read.map(|n| buffer.get(..n).unwrap_or_default().to_vec());
+            if sender.send(piece).is_err() || ended {
+                return;
+            }
+        }
+    });
+    receiver
 }
 
 fn header<'r>(answer: &'r Response<Body>, name: &str) -> Option<&'r str> {
@@ -811,7 +859,11 @@ fn remote_of(answer: &Response<Body>) -> Option<Remote> {
 }
 
 fn unfinished(etag: &str) -> String {
-    format!("{etag}.incomplete")
+    format!("{etag}{UNFINISHED}")
+}
+
+fn is_unfinished(blob: &OsStr) -> bool {
+    blob.to_str().is_some_and(|name| name.ends_with(UNFINISHED))
 }
 
 /// A path as part of an address.

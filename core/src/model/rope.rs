@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Name};
 use alloc::vec::Vec;
+use core::fmt;
 use core::str::FromStr;
 
 /// How a model extends its rotary embedding beyond the context it was first trained on.
@@ -130,6 +131,23 @@ impl RopeScaling {
                 (f64::from(original_context) * f64::from(factor)) as usize
             }
             RopeScaling::LongRope { context, .. } => context as usize,
+        }
+    }
+}
+
+/// As it is parsed; LongRoPE, which is not, by its name.
+impl fmt::Display for RopeScaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut with = |name: &str, factor: f32, context: u32| write!(f, "{name}:{factor}:{context}");
+        match *self {
+            RopeScaling::None => f.write_str("none"),
+            RopeScaling::Linear { factor } => write!(f, "linear:{factor}"),
+            RopeScaling::DynamicNtk { factor, original_context, .. } => {
+                with("dynamic", factor, original_context)
+            }
+            RopeScaling::Yarn { factor, original_context, .. } => with("yarn", factor, original_context),
+            RopeScaling::Llama3 { factor, original_context, .. } => with("llama3", factor, original_context),
+            RopeScaling::LongRope { .. } => f.write_str("longrope"),
         }
     }
 }
