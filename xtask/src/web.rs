@@ -26,20 +26,25 @@ const RELAXED_CRATES: [&str; 2] = [package::CORE, package::WASM];
 
 /// Compiles the single-threaded module and writes it to `wasm/pkg`, then again with relaxed SIMD.
 fn single(machine: &Machine) -> Result<()> {
-    for (package, flags) in [("pkg", None), ("pkg-relaxed", Some(RELAXED))] {
+    // Each in a directory of its own: modules of one name replace each other, and the next build would make both again.
+    let (plain, relaxed) = (machine.target_of(WASM), machine.target_of(WASM).join("relaxed"));
+    for (package, target, flags) in [("pkg", plain, None), ("pkg-relaxed", relaxed, Some(RELAXED))] {
         // In wasm/ cargo reads wasm/.cargo/config.toml, which has the flags of the other.
-        let mut build = machine.cargo_for(WASM).dir(machine.root.join("wasm"));
+        let mut build =
+            machine.cargo_for(WASM).dir(machine.root.join("wasm")).env("CARGO_TARGET_DIR", &target);
         build = build.args("build --release --target").arg(WASM);
         flags.into_iter().fold(build, |build, flags| build.env("RUSTFLAGS", flags)).run()?;
-        glue(machine, &machine.target_of(WASM), package)?;
+        glue(machine, &target, package)?;
     }
     Ok(())
 }
 
 /// Compiles the module with threads into `wasm/pkg-threads`, then again with relaxed SIMD.
 fn threads(machine: &Machine) -> Result<()> {
-    let target = machine.target_of(WASM).join("threads");
-    for (package, crates) in [("pkg-threads", &[][..]), ("pkg-threads-relaxed", &RELAXED_CRATES)] {
+    for (package, target, crates) in
+        [("pkg-threads", "threads", &[][..]), ("pkg-threads-relaxed", "threads-relaxed", &RELAXED_CRATES)]
+    {
+        let target = machine.target_of(WASM).join(target);
         let build = machine
             .cargo_for(WASM)
             .dir(machine.root.join("wasm"))
