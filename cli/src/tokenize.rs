@@ -12,7 +12,8 @@ use std::path::Path;
 
 /// Convert text to token ids, or ids to text
 ///
-/// Reads the argument or standard input. Text such as <|im_end|> is plain text unless --special is given.
+/// Reads the argument or standard input. Text such as <|im_end|> is plain text unless --special is given. If texts begin
+/// with a token of the model's, it comes first, as in `run --raw`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -35,6 +36,9 @@ pub(crate) struct TokenizeArgs {
     /// Parse control tokens such as <|im_start|> in the text, and show them when decoding
     #[arg(long)]
     special: bool,
+    /// Leave out the token that texts begin with
+    #[arg(long, conflicts_with = "decode")]
+    no_bos: bool,
     /// Normalize the text to Unicode NFC first, as Hugging Face tokenizers do
     #[arg(long, conflicts_with = "decode")]
     nfc: bool,
@@ -59,7 +63,7 @@ pub(crate) fn tokenize(args: &TokenizeArgs, model: &ModelArgs) -> Result {
         let special = if args.special { Special::Parse } else { Special::UserDefined };
         let mut options = EncodeOptions::new(special);
         options.nfc = args.nfc;
-        let mut ids = Vec::new();
+        let mut ids = Vec::from_iter(tokenizer.leading_bos().filter(|_| !args.no_bos));
         tokenizer.encode_with(text, &options, &mut ids);
         ids
     };

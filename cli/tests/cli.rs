@@ -672,6 +672,23 @@ fn a_context_that_shifts_never_ends() {
 }
 
 #[test]
+fn texts_begin_with_the_token_that_the_file_names() {
+    let mut file = model();
+    let key = b"tokenizer.ggml.add_bos_token";
+    let at = file.windows(key.len()).position(|found| found == key).unwrap();
+    // After the key its type, in four bytes.
+    file[at + key.len() + 4] = 1;
+    let file = temporary("bos.gguf", file);
+    let count = |args: &[&str]| ok(&with(args, &["-m", &file])).split_whitespace().count();
+    let ids = count(&["tokenize", "Hello there!"]);
+    assert_eq!(count(&["tokenize", "--no-bos", "Hello there!"]), ids - 1);
+    assert_eq!(
+        json(&["run", "--raw", "Hello there!", "-n", "1", "--json", "-m", &file])["prompt_tokens"],
+        ids
+    );
+}
+
+#[test]
 fn text_becomes_ids_and_ids_text() {
     let text = "Once upon a time, é 日本 🌱 <|im_end|>\n\ttabs";
     let ids = stdout(feed(&["tokenize"], text));
