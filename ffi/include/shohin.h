@@ -199,7 +199,7 @@ typedef struct shohin_chat shohin_chat;
 /* Options of replies. */
 typedef struct shohin_chat_options {
   size_t size;
-  uint64_t seed;            /* the same seed gives the same reply */
+  uint64_t seed;            /* the same seed gives the same reply, a retry included; 0 by default */
   float temperature;        /* 0 always takes the most likely token */
   uint32_t top_k;           /* keeps the most likely tokens; 0 keeps all */
   float top_p;              /* keeps the most likely tokens with this much probability together; 1 keeps all */

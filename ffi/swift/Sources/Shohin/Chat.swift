@@ -43,7 +43,7 @@ public enum Thinking: Sendable {
 
 /// Options of replies. `nil` is the library's default.
 public struct ChatOptions: Sendable {
-    /// The same seed gives the same reply.
+    /// The same seed gives the same reply, a retry included; 0 unless set.
     public var seed: UInt64?
     /// 0 always takes the most likely token.
     public var temperature: Float?

@@ -61,7 +61,7 @@ private object Defaults {
 /**
  * Options of replies.
  *
- * @property seed the same seed gives the same reply
+ * @property seed the same seed gives the same reply, a retry included; 0 unless set
  * @property temperature 0 always takes the most likely token
  * @property topK keeps the most likely tokens; 0 keeps all
  * @property topP keeps the most likely tokens with this much probability together; 1 keeps all
