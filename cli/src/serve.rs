@@ -70,11 +70,8 @@ pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
     let loaded = model.load()?;
     finish_caching(&loaded);
     model.remark_on(&loaded, false);
-    let file =
-        model.model.as_deref().and_then(Path::file_name).map(|file| file.to_string_lossy().into_owned());
-    // Not the "extension" of bonsai-1.7b.
-    let file = file.map(|file| file.strip_suffix(".gguf").map(String::from).unwrap_or(file));
-    let name = args.name.clone().or(file).unwrap_or_else(|| "sprout".into());
+    let name = args.name.clone().or_else(|| model.model.as_deref().and_then(file_name));
+    let name = name.unwrap_or_else(|| "sprout".into());
     let mut options = ServerOptions::new(name);
     options.address = SocketAddr::new(args.host, args.port);
     options.key = args.api_key.clone();
@@ -99,4 +96,35 @@ pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
         StartError::Model(error) => error.into(),
         error => CliError::new(error),
     })
+}
+
+/// The last part of a path without `.gguf`.
+fn file_name(path: &Path) -> Option<String> {
+    // Paths such as `.` have none.
+    let whole = || path.canonicalize().ok()?.file_name().map(|name| name.to_owned());
+    let name = path.file_name().map(|name| name.to_owned()).or_else(whole)?.to_string_lossy().into_owned();
+    // Not the "extension" of bonsai-1.7b.
+    let at = name.len().saturating_sub(".gguf".len());
+    let is_gguf = name.get(at..).is_some_and(|end| end.eq_ignore_ascii_case(".gguf"));
+    Some(if is_gguf { name[..at].to_string() } else { name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::file_name;
+    use std::path::Path;
+
+    #[test]
+    fn a_model_has_the_name_of_its_file() {
+        for (path, name) in [
+            ("bonsai-1.7b", "bonsai-1.7b"),
+            ("a/b/Model.gguf", "Model"),
+            ("MODEL.GGUF", "MODEL"),
+            ("hf:owner/name/m.gguf", "m"),
+            ("src", "src"),
+            ("src/..", "cli"),
+        ] {
+            assert_eq!(file_name(Path::new(path)).as_deref(), Some(name), "{path}");
+        }
+    }
 }
