@@ -27,6 +27,7 @@ use shohin::core::model::Pooling;
 use shohin::{ChatMessage, Model};
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::fmt::Write as _;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak, mpsc as std_mpsc};
@@ -295,40 +296,51 @@ async fn embed(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let place = app.place()?;
     // It is never closed.
     let turn = app.embedding.acquire().await.map_err(|_| Failure::Stopped)?;
-    let (model, deadline) = (app.model.clone(), Instant::now() + app.time);
+    let (model, name, deadline) = (app.model.clone(), app.name.clone(), Instant::now() + app.time);
     let computed = tokio::task::spawn_blocking(move || -> Result<_, Failure> {
         let _place = place;
-        let mut texts = Vec::with_capacity(request.input.len());
-        for input in request.input {
-            texts.push(match input {
-                Input::Text(text) => text,
-                Input::Tokens(tokens) => model.detokenize(&tokens)?,
-            });
-        }
-        let tokens: usize = texts.iter().map(|text| model.tokenize(text).len()).sum();
-        let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(texts.len());
-        for vector in model.embeddings(&texts, Pooling::Mean, true)? {
-            vectors.push(vector?);
+        let texts: Vec<Vec<u32>> = request
+            .input
+            .into_iter()
+            .map(|input| match input {
+                Input::Text(text) => model.tokenize(&text),
+                Input::Tokens(tokens) => tokens,
+            })
+            .collect();
+        let tokens: usize = texts.iter().map(Vec::len).sum();
+        let mut answer = String::from("{\"object\":\"list\",\"data\":[");
+        for (index, vector) in model.token_embeddings(texts, Pooling::Mean, true)?.enumerate() {
+            write_embedding(index, &vector?, request.base64, &mut answer);
             if Instant::now() >= deadline {
                 return Err(Failure::TimedOut);
             }
         }
-        Ok((vectors, tokens, request.base64))
+        let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
+        let _ = write!(answer, "],\"model\":{},\"usage\":{usage}}}", json!(name)); // a String takes everything
+        Ok(answer)
     });
-    let (vectors, tokens, in_base64) = computed.await.map_err(|_| Failure::Stopped)??;
+    let answer = computed.await.map_err(|_| Failure::Stopped)??;
     drop(turn);
-    let data: Vec<Value> = vectors
-        .iter()
-        .enumerate()
-        .map(|(index, vector)| {
-            let bytes = || vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-            let embedding = if in_base64 { json!(BASE64_STANDARD.encode(bytes())) } else { json!(vector) };
-            json!({ "object": "embedding", "index": index, "embedding": embedding })
-        })
-        .collect();
-    let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
-    Ok(axum::Json(json!({ "object": "list", "data": data, "model": app.name, "usage": usage }))
-        .into_response())
+    Ok(json_text(answer))
+}
+
+/// Appends a vector of an answer: as text at once, since a JSON value of each number would take several times its bytes.
+fn write_embedding(index: usize, vector: &[f32], in_base64: bool, out: &mut String) {
+    out.push_str(if index == 0 { "" } else { "," });
+    let _ = write!(out, "{{\"object\":\"embedding\",\"index\":{index},\"embedding\":"); // a String takes everything
+    if in_base64 {
+        let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+        out.push('"');
+        BASE64_STANDARD.encode_string(bytes, out);
+        out.push('"');
+    } else {
+        for (i, x) in vector.iter().enumerate() {
+            // The shortest digits that are this number again; all are finite.
+            let _ = write!(out, "{}{x:?}", if i == 0 { '[' } else { ',' });
+        }
+        out.push(']');
+    }
+    out.push('}');
 }
 
 impl App {
@@ -383,11 +395,8 @@ impl App {
                 tokens.await.map_err(|_| Failure::Stopped)
             }
             Input::Tokens(tokens) => {
-                let vocab = self.model.tokenizer().vocab_size() as u32;
-                match tokens.iter().find(|id| **id >= vocab) {
-                    Some(&id) => Err(shohin::core::Error::Token { id, vocab }.into()),
-                    None => Ok(tokens),
-                }
+                self.model.check_tokens(&tokens)?;
+                Ok(tokens)
             }
         }
     }

@@ -320,6 +320,38 @@ fn texts_are_continued_and_embedded() {
     }
 }
 
+/// Two tokens that are one as a text, and a control token, which has no text.
+#[test]
+fn tokens_are_embedded_as_they_are() {
+    let server = Running::new(|_| ());
+    let last = MODEL.tokenizer().vocab_size() as u32 - 1;
+    let texts = json!([[71, 72], [last]]);
+    let answer = server.post("/v1/embeddings", &json!({ "input": texts })).ok();
+    assert_eq!(answer["usage"], json!({ "prompt_tokens": 3, "total_tokens": 3 }));
+    let texts = vec![vec![71, 72], vec![last]];
+    let want = MODEL.token_embeddings(texts, shohin::core::model::Pooling::Mean, true).unwrap();
+    for (i, want) in want.enumerate() {
+        let found = answer["data"][i]["embedding"].as_array().unwrap();
+        assert!(found.iter().map(|x| x.as_f64().unwrap() as f32).eq(want.unwrap()));
+    }
+    let unknown = server.post("/v1/embeddings", &json!({ "input": [[last + 1]] }));
+    assert_eq!(unknown.status, 400);
+    assert!(unknown.text().contains(&format!("token {} is not in the vocabulary", last + 1)));
+}
+
+#[test]
+fn embeddings_of_too_many_texts_are_refused() {
+    let server = Running::new(|_| ());
+    let most = server.post("/v1/embeddings", &json!({ "input": vec!["a"; 2048] })).ok();
+    assert_eq!(most["data"].as_array().unwrap().len(), 2048);
+    assert_eq!((&most["data"][2047]["index"], &most["model"]), (&json!(2047), &json!("sprout")));
+    let more = server.post("/v1/embeddings", &json!({ "input": vec!["a"; 2049] }));
+    assert_eq!(more.status, 400);
+    let error = more.json()["error"].clone();
+    assert_eq!(error["param"], "input");
+    assert_eq!(error["message"], "input is 2049, expected at most 2048 texts");
+}
+
 #[test]
 fn what_is_wrong_is_said_and_the_server_goes_on() {
     let server = Running::new(|options| options.body = 10_000);
