@@ -223,7 +223,7 @@ impl Server {
             origins: options.origins.clone(),
             jobs: sender,
             places: Arc::new(Semaphore::new(places)),
-            embedding: Semaphore::new(1),
+            embedding: Arc::new(Semaphore::new(1)),
             metrics,
             last: Arc::clone(&last),
             engine: is_running,

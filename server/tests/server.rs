@@ -352,6 +352,56 @@ fn embeddings_of_too_many_texts_are_refused() {
     assert_eq!(error["message"], "input is 2049, expected at most 2048 texts");
 }
 
+/// A request for embeddings that take a minute.
+fn long_embeddings() -> Value {
+    json!({ "input": vec!["A cow and a dog. ".repeat(50); 300] })
+}
+
+/// A connection on which this was asked, and no answer read.
+fn asked(server: &Running, path: &str, body: &Value) -> TcpStream {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    stream.write_all((head + &body).as_bytes()).unwrap();
+    stream
+}
+
+/// Until it ends, nothing else has the only place.
+#[test]
+fn embeddings_end_when_their_client_leaves() {
+    let server = Running::new(|options| (options.replies, options.queue) = (1, 0));
+    let short = || server.post("/v1/embeddings", &json!({ "input": "A cow." })).status;
+    let gone = asked(&server, "/v1/embeddings", &long_embeddings());
+    soon(|| short() == 429);
+    drop(gone);
+    soon(|| short() == 200);
+}
+
+#[test]
+fn embeddings_that_wait_for_their_turn_have_no_longer_for_it() {
+    let server = Running::new(|options| options.time = Duration::from_secs(2));
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| assert_eq!(server.post("/v1/embeddings", &long_embeddings()).status, 504));
+        }
+    });
+    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+}
+
+#[test]
+fn embeddings_end_when_the_server_shuts_down() {
+    let server = Running::new(|options| {
+        (options.replies, options.queue, options.grace) = (1, 0, Duration::from_millis(200));
+    });
+    let mut stream = asked(&server, "/v1/embeddings", &long_embeddings());
+    soon(|| server.post("/v1/embeddings", &json!({ "input": "A cow." })).status == 429);
+    server.shut_down();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("shutting down"), "{:.300}", answer);
+}
+
 #[test]
 fn what_is_wrong_is_said_and_the_server_goes_on() {
     let server = Running::new(|options| options.body = 10_000);
