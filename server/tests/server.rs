@@ -548,6 +548,20 @@ fn a_shutdown_lets_replies_end_and_says_which_it_cuts_off() {
 }
 
 #[test]
+fn a_client_that_does_not_read_does_not_hold_up_a_shutdown() {
+    let server = Running::new(|options| options.grace = Duration::from_millis(200));
+    // The answer has more bytes than the system keeps for a client.
+    let unread = asked(&server, "/v1/embeddings", &json!({ "input": vec!["a"; 2048] }));
+    let counted = "shohin_requests_total{path=\"/v1/embeddings\",status=\"200\"} 1\n";
+    soon(|| server.send("GET", "/metrics", "", &[]).text().contains(counted));
+    let start = Instant::now();
+    let stopped = thread::spawn(|| server.shut_down());
+    soon(|| stopped.is_finished());
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    drop(unread);
+}
+
+#[test]
 fn a_key_and_origins_are_asked_for() {
     let server = Running::new(|options| {
         options.key = Some("secret".into());
