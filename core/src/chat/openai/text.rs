@@ -1,7 +1,7 @@
 //! Continuations of a text, and embeddings.
 #![forbid(unsafe_code)]
 
-use super::{CompletionId, finish_reason, head, stop, usage};
+use super::{CompletionId, finish_reason, head, stop, streaming, usage};
 use crate::chat::conversation::Finish;
 use crate::chat::fields::{Field, Object, refused};
 use crate::chat::options::TurnOptions;
@@ -82,14 +82,9 @@ impl CompletionRequest {
         let (Some(prompt), true) = (prompts.pop(), prompts.is_empty()) else {
             return Err(prompt.unsupported("one prompt"));
         };
-        Ok(CompletionRequest {
-            prompt,
-            options,
-            seed,
-            model: request.string("model")?,
-            stream: request.boolean("stream")?,
-            include_usage: request.read_as("stream_options", super::include_usage)?,
-        })
+        let (stream, include_usage) = streaming(&request)?;
+        let model = request.string("model")?;
+        Ok(CompletionRequest { prompt, options, seed, model, stream, include_usage })
     }
 }
 
