@@ -167,6 +167,9 @@ impl std::fmt::Display for StartError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             StartError::Listen(address, error) => write!(f, "cannot listen at {address}: {error}"),
+            StartError::Origin(origin) if origin == "*" => {
+                f.write_str("the origin \"*\" is one of several, expected it alone: it stands for all")
+            }
             StartError::Origin(origin) => {
                 write!(f, "the origin is {origin:?}, expected one such as https://example.com, or *")
             }

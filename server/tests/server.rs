@@ -589,6 +589,8 @@ fn a_key_and_origins_are_asked_for() {
     };
     assert!(start(|options| options.key = Some("with space".into())).contains("ASCII"));
     assert!(start(|options| options.origins = vec!["example.com".into()]).contains("https://example.com"));
+    let all = start(|options| options.origins = vec!["https://a.com".into(), "*".into()]);
+    assert_eq!(all, "the origin \"*\" is one of several, expected it alone: it stands for all");
     assert!(start(|options| options.replies = 65).contains("64"));
 }
 
