@@ -10,6 +10,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
+/// Most of --prompt-tokens: with a token of each of the other replies, at most 64, a step has no more than a device takes.
+const PROMPT_TOKENS: i64 = 65_536 - 64;
+
 /// Serve a model to programs that speak OpenAI's or Anthropic's HTTP interface
 ///
 /// Answers /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings and /v1/models as OpenAI, and /v1/messages
@@ -46,7 +49,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 64)]
     queue: u16,
     /// Most prompt tokens computed between two tokens of the other replies [default: 64; with CUDA, 512 less --parallel]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=PROMPT_TOKENS))]
     prompt_tokens: Option<u16>,
     /// Keep the keys and values of ended replies while those of all replies take at most BYTES (such as 500M or 2G), for
     /// prompts that begin like theirs [default: what --parallel contexts take]

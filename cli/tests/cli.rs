@@ -1655,4 +1655,16 @@ fn serve_answers_and_ends_when_it_is_asked_to() {
         let error = failure(&shohin(&["serve", option, value]).output().unwrap(), 2);
         assert!(error.contains(says), "{error}");
     }
+    let error = failure(&shohin(&["serve", "--cors", "*", "--cors", "https://a.com"]).output().unwrap(), 2);
+    assert!(error.contains("\"*\" is one of several, expected it alone"), "{error}");
+    // The most is what a device takes with the most replies at once: all is well up to the address, which is not this machine's.
+    let many =
+        ["serve", "-m", nano, "--parallel", "64", "--host", "192.0.2.1", "--api-key", "k", "--prompt-tokens"];
+    for (tokens, code, says) in
+        [("65473", 2, "65473 is not in 1..=65472"), ("65472", 1, "cannot listen at 192.0.2.1")]
+    {
+        let output = shohin(&[&many[..], &[tokens]].concat()).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(code) && text.contains(says), "{text}");
+    }
 }

@@ -450,6 +450,95 @@ fn whole_conversations_feed_what_the_module_fed() {
     });
 }
 
+/// A conversation without a plan, and what is left of it if exchanges are left out one after the other.
+fn trimmed_one_by_one(
+    model: &ChatModel<'_>,
+    mut left: Vec<ChatMessage>,
+    capacity: usize,
+    (reserve, free): (usize, usize),
+    options: &TurnOptions,
+) -> (usize, usize) {
+    let mut room = reserve.min(capacity / 2);
+    loop {
+        let tokens = options.encode(model, &left).unwrap().len();
+        let first = left.iter().position(|m| m.role != Role::System).unwrap_or(left.len());
+        let next = left.iter().skip(first + 1).position(|m| m.role == Role::User);
+        match next.filter(|_| tokens + room > capacity) {
+            Some(next) => drop(left.drain(first..first + 1 + next)),
+            None => return (left.len(), tokens),
+        }
+        room = free.min(capacity / 2);
+    }
+}
+
+#[test]
+fn as_few_exchanges_are_left_out_as_if_one_by_one() {
+    let mut state = 7u64;
+    let mut random = move |n: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 33) % n) as usize
+    };
+    with_model(|qwen| {
+        let (mut dropped, mut fits) = (0, 0);
+        for round in 0..600 {
+            let template = [Template::QWEN3, Template::PLAIN, Template::SMOLLM2][round % 3];
+            let model = &ChatModel { template, ..*qwen };
+            let mut messages = Vec::new();
+            for i in 0..1 + random(40) {
+                let roles =
+                    [Role::User, Role::Assistant, Role::User, Role::Assistant, Role::Tool, Role::System];
+                let role = if i < 2 && random(3) == 0 { Role::System } else { roles[random(6)] };
+                let mut message = ChatMessage::new(role, "A cow. ".repeat(random(12)));
+                if role == Role::Assistant && random(2) == 0 {
+                    message.reasoning = Some("Hm. ".repeat(1 + random(6)));
+                }
+                messages.push(message);
+            }
+            let go_on = random(4) == 0;
+            messages.push(ChatMessage::new(if go_on { Role::Assistant } else { Role::User }, "And then"));
+            let (capacity, rooms) = (40 + random(500), (random(200), random(400)));
+            let overflow = OverflowPolicy::Trim { reserve: rooms.0, free: rooms.1 };
+            let options = TurnOptions { overflow, continue_final_message: go_on, ..greedy() };
+            let (left, tokens) = trimmed_one_by_one(model, messages.clone(), capacity, rooms, &options);
+            let (mut conversation, session) = (Conversation::new(), SessionState { position: 0, capacity });
+            match conversation.respond(model, session, messages.clone(), &options) {
+                Ok(_) => {
+                    let usage = conversation.usage();
+                    let expected = (messages.len() - left, tokens);
+                    assert_eq!((usage.dropped_messages, usage.prompt_tokens), expected, "{round}");
+                    dropped += usize::from(usage.dropped_messages > 0);
+                    fits += 1;
+                }
+                Err(error) => assert!(tokens >= capacity, "{round}: {error}"),
+            }
+        }
+        assert!(dropped > 200 && fits > dropped + 50, "{dropped} {fits}");
+    });
+}
+
+/// Each exchange that was left out once encoded all the others again.
+#[test]
+fn a_long_conversation_is_trimmed_in_about_the_time_of_encoding_it() {
+    with_model(|model| {
+        let exchange = [ChatMessage::new(Role::User, "A cow?"), ChatMessage::new(Role::Assistant, "Moo.")];
+        let mut messages = exchange.iter().cycle().take(4000).cloned().collect::<Vec<_>>();
+        messages.extend(user("And a dog?"));
+        let options = TurnOptions { overflow: OverflowPolicy::TRIM, ..greedy() };
+        let timed = |work: &mut dyn FnMut()| {
+            let start = std::time::Instant::now();
+            work();
+            start.elapsed()
+        };
+        let encoding = timed(&mut || drop(options.encode(model, &messages).unwrap()));
+        let mut conversation = Conversation::new();
+        let session = SessionState { position: 0, capacity: 512 };
+        let trimming =
+            timed(&mut || _ = conversation.respond(model, session, messages.clone(), &options).unwrap());
+        assert!(conversation.usage().dropped_messages > 3800);
+        assert!(trimming < 20 * encoding, "{trimming:?} {encoding:?}");
+    });
+}
+
 #[test]
 fn a_shift_keeps_the_template_s_own_system_message() {
     with_model(|qwen| {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use shohin_core::chat::openai::{
-    ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, TokenLogprob, completion,
+    ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, CompletionRequest, TokenLogprob, completion,
 };
 use shohin_core::chat::{
     CallBlocks, ChatMessage, Finish, FunctionCall, OverflowPolicy, ReplyParser, ResponseFormat, Role,
@@ -90,7 +90,7 @@ fn options(of: &Value) -> TurnOptions {
 #[test]
 fn requests_are_read_as_the_package_read_them() {
     let cases = fixture()["requests"].as_array().unwrap().clone();
-    assert!(cases.len() > 20);
+    assert!(cases.len() >= 20);
     for case in cases {
         let request = ChatCompletionRequest::parse(&case["request"].to_string());
         let request = request.unwrap_or_else(|error| panic!("{error}: {}", case["request"]));
@@ -177,6 +177,31 @@ fn unknown_fields_of_objects_are_refused() {
     }
     let stop = ChatCompletionRequest::parse(r#"{"messages":[{"role":"user"}],"stop":["x",5]}"#).unwrap_err();
     assert_eq!(stop.to_string(), "stop[1] must be a string");
+}
+
+/// Each would have been left aside unnoticed.
+#[test]
+fn fields_that_lack_another_are_refused() {
+    for (fields, says) in [
+        (r#""response_format":{}"#, "response_format has no type"),
+        (r#""response_format":{"json_schema":{"schema":{}}}"#, "response_format has no type"),
+        (r#""top_logprobs":2"#, "top_logprobs is only for a request with logprobs"),
+        (r#""logprobs":false,"top_logprobs":0"#, "top_logprobs is only for a request with logprobs"),
+        (r#""stream_options":{}"#, "stream_options is only for a request with stream"),
+        (
+            r#""stream":false,"stream_options":{"include_usage":true}"#,
+            "stream_options is only for a request with stream",
+        ),
+    ] {
+        let text = format!(r#"{{"messages":[{{"role":"user","content":"x"}}],{fields}}}"#);
+        let error = ChatCompletionRequest::parse(&text).unwrap_err();
+        assert_eq!((error.to_string().as_str(), error.code()), (says, "argument"));
+    }
+    let text = r#"{"prompt":"x","stream_options":{"include_usage":true}}"#;
+    let error = CompletionRequest::parse(text).unwrap_err();
+    assert_eq!(error.to_string(), "stream_options is only for a request with stream");
+    let text = text.replace("{\"prompt\"", "{\"stream\":true,\"prompt\"");
+    assert!(CompletionRequest::parse(&text).unwrap().include_usage);
 }
 
 /// Any input from a client is a request or an error.

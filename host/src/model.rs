@@ -121,15 +121,24 @@ impl Model {
     /// # Errors
     /// [`shohin_core::Error::Token`] for an unknown token.
     pub fn detokenize(&self, tokens: &[u32]) -> Result<String> {
-        let vocab = self.0.tokenizer.vocab_size() as u32;
-        if let Some(&id) = tokens.iter().find(|&&id| id >= vocab) {
-            return Err(shohin_core::Error::Token { id, vocab }.into());
-        }
+        self.check_tokens(tokens)?;
         let mut decoder = Decoder::new(&self.0.tokenizer);
         let mut text = String::new();
         tokens.iter().for_each(|&id| text.push_str(decoder.push(id)));
         text.push_str(decoder.finish());
         Ok(text)
+    }
+
+    /// Refuses tokens that the model does not have.
+    ///
+    /// # Errors
+    /// [`shohin_core::Error::Token`] for the first one.
+    pub fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let vocab = self.0.tokenizer.vocab_size() as u32;
+        match tokens.iter().find(|&&id| id >= vocab) {
+            Some(&id) => Err(shohin_core::Error::Token { id, vocab }.into()),
+            None => Ok(()),
+        }
     }
 
     /// The embedding `(hidden)` of a text, of length 1: the mean of the final hidden states. See
@@ -152,20 +161,32 @@ impl Model {
         pooling: Pooling,
         normalize: bool,
     ) -> Result<impl Iterator<Item = Result<Vec<f32>>> + use<T>> {
+        let texts = texts.iter().map(|text| self.tokenize(text.as_ref())).collect();
+        self.token_embeddings(texts, pooling, normalize)
+    }
+
+    /// As [`Model::embeddings`], of texts that are tokens already.
+    ///
+    /// # Errors
+    /// As [`Model::embeddings`]; [`shohin_core::Error::Token`] for an unknown token.
+    pub fn token_embeddings(
+        &self,
+        texts: Vec<Vec<u32>>,
+        pooling: Pooling,
+        normalize: bool,
+    ) -> Result<impl Iterator<Item = Result<Vec<f32>>> + use<>> {
         let most = self.config().max_context_length;
-        let mut all = Vec::with_capacity(texts.len());
-        for (number, text) in (1..).zip(texts) {
-            let tokens = self.tokenize(text.as_ref());
+        for (number, tokens) in (1..).zip(&texts) {
             match tokens.len() {
                 0 => return Err(Error::EmptyText { number }),
                 found if found > most => return Err(Error::LongText { number, found, most }),
-                _ => all.push(tokens),
+                _ => self.check_tokens(tokens)?,
             }
         }
-        let longest = all.iter().map(Vec::len).max().unwrap_or(1);
+        let longest = texts.iter().map(Vec::len).max().unwrap_or(1);
         let mut sequence = self.sequence(Embedding::context(longest, most))?;
         let hidden = self.config().hidden_size;
-        Ok(all.into_iter().map(move |tokens| {
+        Ok(texts.into_iter().map(move |tokens| {
             sequence.truncate(0)?;
             let mut embedding = Embedding::new(hidden, pooling);
             sequence.hidden(&tokens, &mut |_, state| embedding.push(state))?;

@@ -296,6 +296,11 @@ fn embeddings_have_length_one_and_like_texts_are_near() {
     assert!(all.iter().all(|e| (dot(e, e) - 1.0).abs() < 1e-4));
     assert!(dot(&all[0], &all[1]) > dot(&all[0], &all[2]));
     assert_eq!(model.embed(texts[2]).unwrap(), all[2]);
+    let tokens = texts.map(|text| model.tokenize(text)).to_vec();
+    let of_tokens = model.token_embeddings(tokens, Pooling::Mean, true).unwrap();
+    assert_eq!(of_tokens.map(Result::unwrap).collect::<Vec<_>>(), all);
+    let unknown = model.token_embeddings(vec![vec![1], vec![u32::MAX]], Pooling::Mean, true);
+    assert!(unknown.is_err_and(|error| error.to_string().starts_with("token 4294967295 is not in")));
     assert!(matches!(model.embed(""), Err(Error::EmptyText { number: 1 })));
     let long = "a fox ".repeat(20_000);
     assert!(matches!(model.embed(&long), Err(Error::LongText { number: 1, .. })));

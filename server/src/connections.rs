@@ -1,30 +1,43 @@
-//! Connections: at most so many, none of which is silent for long before a request.
+//! Connections: at most so many, none of which is silent for long before a request, or while an answer is written.
 
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use std::pin::pin;
+use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Sleep;
 
 /// How long a connection may take until the header of a request is there.
 const HEADER: Duration = Duration::from_secs(30);
 
-/// Answers what comes in at `listener` until `stop` is done, then waits for the answers that have begun.
+/// How long a client may read nothing of its answer: otherwise it would occupy a connection indefinitely.
+const WRITE_PAUSE: Duration = Duration::from_secs(30);
+
+/// How long after the grace clients may take to read how their answers end.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Answers what comes in at `listener` until `stop` is done. The answers that have begun then have `grace` to end, and what is
+/// left soon after that is closed.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     most: usize,
     stop: impl Future<Output = ()>,
+    grace: Duration,
 ) {
     let places = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER);
     let open = GracefulShutdown::new();
+    let (alive, closed) = watch::channel(());
     let mut stop = pin!(stop);
     loop {
         let (place, stream) = tokio::select! {
@@ -32,15 +45,80 @@ pub(crate) async fn serve(
             () = &mut stop => break,
         };
         let service = TowerToHyperService::new(router.clone());
-        let connection = open.watch(http.serve_connection(TokioIo::new(stream), service));
+        let stream = TokioIo::new(Patient { stream, stalled: None });
+        let connection = open.watch(http.serve_connection(stream, service));
+        let mut closed = closed.clone();
         tokio::spawn(async move {
             let _place = place;
-            // An error is one of the client's.
-            let _ = connection.await;
+            tokio::select! {
+                // An error is one of the client's.
+                _ = connection => {}
+                _ = closed.changed() => {}
+            }
         });
     }
     drop(listener);
-    open.shutdown().await;
+    let _ = tokio::time::timeout(grace.saturating_add(FAREWELL), open.shutdown()).await;
+    drop(alive);
+}
+
+/// A connection that fails when nothing could be written to it for [`WRITE_PAUSE`].
+struct Patient<S> {
+    stream: S,
+    /// The end of its patience, while it waits for the client.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S: Unpin> Patient<S> {
+    fn limited<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut S>, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let written = write(Pin::new(&mut self.stream), cx);
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_PAUSE)));
+        stalled.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, out)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.limited(cx, |stream, cx| stream.poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.limited(cx, |stream, cx| stream.poll_write_vectored(cx, bytes))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 /// The next connection, when there is a place for it; others wait in the system's queue.
@@ -60,5 +138,39 @@ async fn accept(
             // Of one connection, or there are too many open files: some are closed meanwhile.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::{Instant, sleep};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_nothing_for_long_is_left() {
+        let (mut client, stream) = tokio::io::duplex(8);
+        let mut stream = Patient { stream, stalled: None };
+        let start = Instant::now();
+        let reads = async {
+            for _ in 0..10 {
+                sleep(WRITE_PAUSE - Duration::from_secs(1)).await;
+                client.read_exact(&mut [0]).await.unwrap();
+            }
+            sleep(2 * WRITE_PAUSE).await;
+        };
+        let writes = async {
+            loop {
+                if let Err(error) = stream.write(&[0; 64]).await {
+                    return error;
+                }
+            }
+        };
+        let error = tokio::select! {
+            () = reads => panic!("the server waits"),
+            error = writes => error,
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(start.elapsed().as_secs(), 10 * 29 + 30);
     }
 }

@@ -61,7 +61,7 @@ pub struct ServerOptions {
     pub body: usize,
     /// How long a request may take.
     pub time: Duration,
-    /// How long replies may take to end when the server shuts down.
+    /// How long replies may take to end when the server shuts down; clients then have two seconds to read how they end.
     pub grace: Duration,
 }
 
@@ -110,7 +110,8 @@ impl std::fmt::Debug for Server {
 /// [`StartError`].
 pub fn serve(model: Model, options: ServerOptions, ready: impl FnOnce(SocketAddr)) -> Result<(), StartError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.map_err(StartError::Thread)?.block_on(async {
+    let runtime = runtime.map_err(StartError::Thread)?;
+    let served = runtime.block_on(async {
         let server = Server::bind(model, options).await?;
         ready(server.address());
         let stop = async {
@@ -122,7 +123,10 @@ pub fn serve(model: Model, options: ServerOptions, ready: impl FnOnce(SocketAddr
         };
         server.run(stop).await;
         Ok(())
-    })
+    });
+    // A thread may still tokenize a long prompt, for nobody.
+    runtime.shutdown_background();
+    served
 }
 
 /// Waits until the process is asked to end.
@@ -163,6 +167,9 @@ impl std::fmt::Display for StartError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             StartError::Listen(address, error) => write!(f, "cannot listen at {address}: {error}"),
+            StartError::Origin(origin) if origin == "*" => {
+                f.write_str("the origin \"*\" is one of several, expected it alone: it stands for all")
+            }
             StartError::Origin(origin) => {
                 write!(f, "the origin is {origin:?}, expected one such as https://example.com, or *")
             }
@@ -223,7 +230,7 @@ impl Server {
             origins: options.origins.clone(),
             jobs: sender,
             places: Arc::new(Semaphore::new(places)),
-            embedding: Semaphore::new(1),
+            embedding: Arc::new(Semaphore::new(1)),
             metrics,
             last: Arc::clone(&last),
             engine: is_running,
@@ -248,7 +255,8 @@ impl Server {
     }
 
     /// Answers requests until `shutdown` is done. Replies in progress then have [`ServerOptions::grace`] to end; what is
-    /// left after that ends with an error, and new requests are refused with status 503.
+    /// left after that ends with an error, connections that are still open two seconds later are closed, and new requests are
+    /// refused with status 503.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Server { listener, connections, app, last, grace, origins, engine, .. } = self;
         // They have been checked.
@@ -259,7 +267,7 @@ impl Server {
             // Only the first shutdown counts.
             let _ = last.set(Instant::now() + grace);
         };
-        connections::serve(listener, router, connections, stop).await;
+        connections::serve(listener, router, connections, stop, grace).await;
         // Nobody can ask any more: it ends with its last reply.
         let _ = tokio::task::spawn_blocking(move || engine.join()).await;
     }

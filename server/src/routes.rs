@@ -27,12 +27,13 @@ use shohin::core::model::Pooling;
 use shohin::{ChatMessage, Model};
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::fmt::Write as _;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak, mpsc as std_mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
@@ -53,7 +54,7 @@ pub(crate) struct App {
     pub(crate) jobs: std_mpsc::Sender<Job>,
     pub(crate) places: Arc<Semaphore>,
     /// Embeddings are computed one request at a time.
-    pub(crate) embedding: Semaphore,
+    pub(crate) embedding: Arc<Semaphore>,
     pub(crate) metrics: Arc<Metrics>,
     /// Set when the server shuts down.
     pub(crate) last: Arc<OnceLock<Instant>>,
@@ -265,8 +266,9 @@ async fn count_tokens(State(app): Shared, body: Body) -> Response {
     let answer = async {
         let request = MessagesRequest::parse_prompt(&text(body)?)?;
         app.check_name(request.model.as_ref())?;
-        let _place = app.place()?;
-        let count = app.encode(request.messages, request.options).await?.tokens().len();
+        let place = app.place()?;
+        let (encoded, _place) = app.encode(request.messages, request.options, place).await?;
+        let count = encoded.tokens().len();
         Ok(axum::Json(json!({ "input_tokens": count })).into_response())
     };
     answer.await.unwrap_or_else(|failure: Failure| failure.answer(Style::Anthropic))
@@ -293,42 +295,72 @@ async fn embed(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = EmbeddingRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
     let place = app.place()?;
+    let deadline = Instant::now() + app.time;
+    let turn = tokio::time::timeout_at(deadline.into(), Arc::clone(&app.embedding).acquire_owned());
     // It is never closed.
-    let turn = app.embedding.acquire().await.map_err(|_| Failure::Stopped)?;
-    let (model, deadline) = (app.model.clone(), Instant::now() + app.time);
-    let computed = tokio::task::spawn_blocking(move || -> Result<_, Failure> {
-        let _place = place;
-        let mut texts = Vec::with_capacity(request.input.len());
-        for input in request.input {
-            texts.push(match input {
-                Input::Text(text) => text,
-                Input::Tokens(tokens) => model.detokenize(&tokens)?,
-            });
-        }
-        let tokens: usize = texts.iter().map(|text| model.tokenize(text).len()).sum();
-        let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(texts.len());
-        for vector in model.embeddings(&texts, Pooling::Mean, true)? {
-            vectors.push(vector?);
-            if Instant::now() >= deadline {
-                return Err(Failure::TimedOut);
-            }
-        }
-        Ok((vectors, tokens, request.base64))
+    let turn = turn.await.map_err(|_| Failure::TimedOut)?.map_err(|_| Failure::Stopped)?;
+    let (model, name, last) = (app.model.clone(), app.name.clone(), Arc::clone(&app.last));
+    let (sender, receiver) = oneshot::channel();
+    // The thread goes on when a client leaves, which drops what waits here: it keeps the place and the turn until it ends, and
+    // learns of that from the channel.
+    tokio::task::spawn_blocking(move || {
+        let _held = (place, turn);
+        let go_on = || match last.get() {
+            Some(last) if Instant::now() >= *last => Err(Failure::ShuttingDown),
+            _ if sender.is_closed() || Instant::now() >= deadline => Err(Failure::TimedOut),
+            _ => Ok(()),
+        };
+        let answer = embeddings(&model, &name, request, go_on);
+        let _ = sender.send(answer); // Err: the client has gone
     });
-    let (vectors, tokens, in_base64) = computed.await.map_err(|_| Failure::Stopped)??;
-    drop(turn);
-    let data: Vec<Value> = vectors
-        .iter()
-        .enumerate()
-        .map(|(index, vector)| {
-            let bytes = || vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-            let embedding = if in_base64 { json!(BASE64_STANDARD.encode(bytes())) } else { json!(vector) };
-            json!({ "object": "embedding", "index": index, "embedding": embedding })
-        })
-        .collect();
+    Ok(json_text(receiver.await.map_err(|_| Failure::Stopped)??))
+}
+
+/// The answer to a request for embeddings. Asks before each text whether to go on.
+fn embeddings(
+    model: &Model,
+    name: &str,
+    request: EmbeddingRequest,
+    go_on: impl Fn() -> Result<(), Failure>,
+) -> Result<String, Failure> {
+    let mut texts = Vec::with_capacity(request.input.len());
+    for input in request.input {
+        go_on()?;
+        texts.push(match input {
+            Input::Text(text) => model.tokenize(&text),
+            Input::Tokens(tokens) => tokens,
+        });
+    }
+    let tokens: usize = texts.iter().map(Vec::len).sum();
+    let mut vectors = model.token_embeddings(texts, Pooling::Mean, true)?;
+    let mut answer = String::from("{\"object\":\"list\",\"data\":[");
+    for index in 0.. {
+        go_on()?;
+        let Some(vector) = vectors.next() else { break };
+        write_embedding(index, &vector?, request.base64, &mut answer);
+    }
     let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
-    Ok(axum::Json(json!({ "object": "list", "data": data, "model": app.name, "usage": usage }))
-        .into_response())
+    let _ = write!(answer, "],\"model\":{},\"usage\":{usage}}}", json!(name)); // a String takes everything
+    Ok(answer)
+}
+
+/// Appends a vector of an answer: as text at once, since a JSON value of each number would take several times its bytes.
+fn write_embedding(index: usize, vector: &[f32], in_base64: bool, out: &mut String) {
+    out.push_str(if index == 0 { "" } else { "," });
+    let _ = write!(out, "{{\"object\":\"embedding\",\"index\":{index},\"embedding\":"); // a String takes everything
+    if in_base64 {
+        let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+        out.push('"');
+        BASE64_STANDARD.encode_string(bytes, out);
+        out.push('"');
+    } else {
+        for (i, x) in vector.iter().enumerate() {
+            // The shortest digits that are this number again; all are finite.
+            let _ = write!(out, "{}{x:?}", if i == 0 { '[' } else { ',' });
+        }
+        out.push(']');
+    }
+    out.push('}');
 }
 
 impl App {
@@ -368,26 +400,31 @@ impl App {
     }
 
     /// Encodes a conversation, on a thread that may take its time.
-    async fn encode(&self, messages: Vec<ChatMessage>, options: TurnOptions) -> Result<Encoded, Failure> {
+    async fn encode(
+        &self,
+        messages: Vec<ChatMessage>,
+        options: TurnOptions,
+        place: OwnedSemaphorePermit,
+    ) -> Result<(Encoded, OwnedSemaphorePermit), Failure> {
         let model = self.model.clone();
-        let encoded = tokio::task::spawn_blocking(move || model.encode(messages, &options));
-        Ok(encoded.await.map_err(|_| Failure::Stopped)??)
+        let (encoded, place) = keep(place, move || model.encode(messages, &options)).await?;
+        Ok((encoded?, place))
     }
 
     /// The tokens of a prompt.
-    async fn tokens(&self, prompt: Input) -> Result<Vec<u32>, Failure> {
+    async fn tokens(
+        &self,
+        prompt: Input,
+        place: OwnedSemaphorePermit,
+    ) -> Result<(Vec<u32>, OwnedSemaphorePermit), Failure> {
         match prompt {
             Input::Text(text) => {
                 let model = self.model.clone();
-                let tokens = tokio::task::spawn_blocking(move || model.tokenize(&text));
-                tokens.await.map_err(|_| Failure::Stopped)
+                keep(place, move || model.tokenize(&text)).await
             }
             Input::Tokens(tokens) => {
-                let vocab = self.model.tokenizer().vocab_size() as u32;
-                match tokens.iter().find(|id| **id >= vocab) {
-                    Some(&id) => Err(shohin::core::Error::Token { id, vocab }.into()),
-                    None => Ok(tokens),
-                }
+                self.model.check_tokens(&tokens)?;
+                Ok((tokens, place))
             }
         }
     }
@@ -407,9 +444,15 @@ impl App {
     ) -> Result<Updates, Failure> {
         let place = self.place()?;
         let deadline = Instant::now() + self.time;
-        let prompt = match prompt {
-            Asked::Messages(messages) => Prompt::Encoded(self.encode(messages, options.clone()).await?),
-            Asked::Text(input) => Prompt::Tokens(self.tokens(input).await?),
+        let (prompt, place) = match prompt {
+            Asked::Messages(messages) => {
+                let (encoded, place) = self.encode(messages, options.clone(), place).await?;
+                (Prompt::Encoded(encoded), place)
+            }
+            Asked::Text(input) => {
+                let (tokens, place) = self.tokens(input, place).await?;
+                (Prompt::Tokens(tokens), place)
+            }
         };
         let mut options = options.clone();
         // A number that other programs' JSON can hold.
@@ -428,6 +471,14 @@ impl App {
         };
         Ok(updates)
     }
+}
+
+/// Works on a thread that keeps the place until it ends, even if the client leaves, which drops what waits here.
+async fn keep<T: Send + 'static>(
+    place: OwnedSemaphorePermit,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<(T, OwnedSemaphorePermit), Failure> {
+    tokio::task::spawn_blocking(move || (work(), place)).await.map_err(|_| Failure::Stopped)
 }
 
 /// What a reply is asked for.
@@ -552,4 +603,27 @@ fn text(body: Body) -> Result<String, Failure> {
 
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_leaves_does_not_free_the_place_of_what_goes_on() {
+        let places = Arc::new(Semaphore::new(1));
+        let place = Arc::clone(&places).try_acquire_owned().unwrap();
+        let (began, waits) = std_mpsc::channel();
+        let (end, ended) = std_mpsc::channel::<()>();
+        let client = tokio::spawn(keep(place, move || {
+            began.send(()).unwrap();
+            ended.recv().unwrap();
+        }));
+        tokio::task::spawn_blocking(move || waits.recv().unwrap()).await.unwrap();
+        client.abort();
+        assert!(client.await.unwrap_err().is_cancelled());
+        assert_eq!(places.available_permits(), 0);
+        end.send(()).unwrap();
+        drop(places.acquire().await.unwrap());
+    }
 }

@@ -320,6 +320,88 @@ fn texts_are_continued_and_embedded() {
     }
 }
 
+/// Two tokens that are one as a text, and a control token, which has no text.
+#[test]
+fn tokens_are_embedded_as_they_are() {
+    let server = Running::new(|_| ());
+    let last = MODEL.tokenizer().vocab_size() as u32 - 1;
+    let texts = json!([[71, 72], [last]]);
+    let answer = server.post("/v1/embeddings", &json!({ "input": texts })).ok();
+    assert_eq!(answer["usage"], json!({ "prompt_tokens": 3, "total_tokens": 3 }));
+    let texts = vec![vec![71, 72], vec![last]];
+    let want = MODEL.token_embeddings(texts, shohin::core::model::Pooling::Mean, true).unwrap();
+    for (i, want) in want.enumerate() {
+        let found = answer["data"][i]["embedding"].as_array().unwrap();
+        assert!(found.iter().map(|x| x.as_f64().unwrap() as f32).eq(want.unwrap()));
+    }
+    let unknown = server.post("/v1/embeddings", &json!({ "input": [[last + 1]] }));
+    assert_eq!(unknown.status, 400);
+    assert!(unknown.text().contains(&format!("token {} is not in the vocabulary", last + 1)));
+}
+
+#[test]
+fn embeddings_of_too_many_texts_are_refused() {
+    let server = Running::new(|_| ());
+    let most = server.post("/v1/embeddings", &json!({ "input": vec!["a"; 2048] })).ok();
+    assert_eq!(most["data"].as_array().unwrap().len(), 2048);
+    assert_eq!((&most["data"][2047]["index"], &most["model"]), (&json!(2047), &json!("sprout")));
+    let more = server.post("/v1/embeddings", &json!({ "input": vec!["a"; 2049] }));
+    assert_eq!(more.status, 400);
+    let error = more.json()["error"].clone();
+    assert_eq!(error["param"], "input");
+    assert_eq!(error["message"], "input is 2049, expected at most 2048 texts");
+}
+
+/// A request for embeddings that take a minute.
+fn long_embeddings() -> Value {
+    json!({ "input": vec!["A cow and a dog. ".repeat(50); 300] })
+}
+
+/// A connection on which this was asked, and no answer read.
+fn asked(server: &Running, path: &str, body: &Value) -> TcpStream {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    stream.write_all((head + &body).as_bytes()).unwrap();
+    stream
+}
+
+/// Until it ends, nothing else has the only place.
+#[test]
+fn embeddings_end_when_their_client_leaves() {
+    let server = Running::new(|options| (options.replies, options.queue) = (1, 0));
+    let short = || server.post("/v1/embeddings", &json!({ "input": "A cow." })).status;
+    let gone = asked(&server, "/v1/embeddings", &long_embeddings());
+    soon(|| short() == 429);
+    drop(gone);
+    soon(|| short() == 200);
+}
+
+#[test]
+fn embeddings_that_wait_for_their_turn_have_no_longer_for_it() {
+    let server = Running::new(|options| options.time = Duration::from_secs(2));
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| assert_eq!(server.post("/v1/embeddings", &long_embeddings()).status, 504));
+        }
+    });
+    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+}
+
+#[test]
+fn embeddings_end_when_the_server_shuts_down() {
+    let server = Running::new(|options| {
+        (options.replies, options.queue, options.grace) = (1, 0, Duration::from_millis(200));
+    });
+    let mut stream = asked(&server, "/v1/embeddings", &long_embeddings());
+    soon(|| server.post("/v1/embeddings", &json!({ "input": "A cow." })).status == 429);
+    server.shut_down();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("shutting down"), "{:.300}", answer);
+}
+
 #[test]
 fn what_is_wrong_is_said_and_the_server_goes_on() {
     let server = Running::new(|options| options.body = 10_000);
@@ -466,6 +548,20 @@ fn a_shutdown_lets_replies_end_and_says_which_it_cuts_off() {
 }
 
 #[test]
+fn a_client_that_does_not_read_does_not_hold_up_a_shutdown() {
+    let server = Running::new(|options| options.grace = Duration::from_millis(200));
+    // The answer has more bytes than the system keeps for a client.
+    let unread = asked(&server, "/v1/embeddings", &json!({ "input": vec!["a"; 2048] }));
+    let counted = "shohin_requests_total{path=\"/v1/embeddings\",status=\"200\"} 1\n";
+    soon(|| server.send("GET", "/metrics", "", &[]).text().contains(counted));
+    let start = Instant::now();
+    let stopped = thread::spawn(|| server.shut_down());
+    soon(|| stopped.is_finished());
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    drop(unread);
+}
+
+#[test]
 fn a_key_and_origins_are_asked_for() {
     let server = Running::new(|options| {
         options.key = Some("secret".into());
@@ -493,6 +589,8 @@ fn a_key_and_origins_are_asked_for() {
     };
     assert!(start(|options| options.key = Some("with space".into())).contains("ASCII"));
     assert!(start(|options| options.origins = vec!["example.com".into()]).contains("https://example.com"));
+    let all = start(|options| options.origins = vec!["https://a.com".into(), "*".into()]);
+    assert_eq!(all, "the origin \"*\" is one of several, expected it alone: it stands for all");
     assert!(start(|options| options.replies = 65).contains("64"));
 }
 

@@ -417,15 +417,14 @@ impl Conversation {
         let mut dropped_messages = 0;
         if let OverflowPolicy::Trim { reserve, free } = options.overflow {
             let half = session.capacity / 2;
-            let mut room = reserve.min(half);
-            while tokens.len() + room > session.capacity
-                && let Some(oldest) = oldest_exchange(&kept)
+            if tokens.len() + reserve.min(half) > session.capacity
+                && let Some(oldest) =
+                    oldest_exchanges(model, &kept, session.capacity - free.min(half), options)?
             {
-                dropped_messages += oldest.len();
+                dropped_messages = oldest.len();
                 kept.drain(oldest);
                 (tokens, unfinished) = options.encode_prompt(model, &kept)?;
                 (last_message, last_token) = (0, 0);
-                room = free.min(half);
             }
         }
         if unfinished.is_some() {
@@ -767,12 +766,41 @@ fn instruction_tokens(model: &ChatModel<'_>, prompt: &Prompt, options: &TurnOpti
     Ok(only.iter().zip(&prompt.tokens).take_while(|(a, b)| a == b).count())
 }
 
-/// The oldest messages that can be left out: from the first that is not a system message to the next user
-/// message.
-fn oldest_exchange(messages: &[ChatMessage]) -> Option<core::ops::Range<usize>> {
-    let first = messages.iter().position(|m| m.role != Role::System)?;
-    let next = messages.iter().skip(first + 1).position(|m| m.role == Role::User)?;
-    Some(first..first + 1 + next)
+/// The oldest messages to leave out: from the first that is not a system message to a user message, at least one exchange
+/// and no more than it takes until the others have at most `most` tokens; all but the last if they still have more. `None`
+/// if there is only one.
+fn oldest_exchanges(
+    model: &ChatModel<'_>,
+    messages: &[ChatMessage],
+    most: usize,
+    options: &TurnOptions,
+) -> Result<Option<core::ops::Range<usize>>> {
+    let first = messages.iter().position(|m| m.role != Role::System).unwrap_or(messages.len());
+    let later = messages.iter().enumerate().skip(first + 1);
+    // Where the later exchanges begin, the last one first.
+    let begins: Vec<usize> = later.rev().filter(|(_, m)| m.role == Role::User).map(|(i, _)| i).collect();
+    let Some(mut from) = begins.first().copied() else { return Ok(None) };
+    lend(messages, |messages| {
+        let mut kept = messages.get(..first).unwrap_or_default().to_vec();
+        // How many exchanges are kept for certain, and how many are too many: twice as many each time until they are, so that
+        // no more is encoded than a few times what fits, then half of what is between. Templates write each message by itself,
+        // so more messages are more tokens. The exception is Qwen3's for replies to a question that is a tool's response in
+        // name only: once the last true question is left out, their leading line breaks stay while their thoughts go, and if
+        // those are less, more exchanges than necessary may be left out.
+        let (mut good, mut bad) = (1, begins.len() + 1);
+        while good + 1 < bad {
+            let middle = (2 * good).min(good + (bad - good) / 2);
+            let Some(begin) = begins.get(middle - 1).copied() else { break };
+            kept.truncate(first);
+            kept.extend_from_slice(messages.get(begin..).unwrap_or_default());
+            if options.encode_lent(model, &kept)?.0.len() <= most {
+                (good, from) = (middle, begin);
+            } else {
+                bad = middle;
+            }
+        }
+        Ok(Some(first..from))
+    })
 }
 
 /// Runs the current turn to its end on a backend that answers at once. `on_progress` may break, which cancels

@@ -252,37 +252,43 @@ impl TurnOptions {
         model: &ChatModel<'_>,
         messages: &[ChatMessage],
     ) -> Result<(Vec<u32>, Option<Unfinished>)> {
+        lend(messages, |messages| self.encode_lent(model, messages))
+    }
+
+    /// As [`TurnOptions::encode_prompt`], of messages that are borrowed already.
+    pub(super) fn encode_lent(
+        &self,
+        model: &ChatModel<'_>,
+        messages: &[Message<'_>],
+    ) -> Result<(Vec<u32>, Option<Unfinished>)> {
         let tools = self.tool_list();
         let mut template = self.template(model, &tools);
-        lend(messages, |messages| {
-            if !self.continue_final_message {
-                return Ok((encode(model.tokenizer, messages, &template)?, None));
-            }
-            let Some((reply, before)) =
-                messages.split_last().filter(|(last, _)| last.role == Role::Assistant)
-            else {
-                let problem = "needs a reply as the last message";
-                return Err(error!(Argument { name: Name::new("continue_final_message"), problem }));
-            };
-            // The end may be a character that was cut off.
-            let whole = |text: &'_ str| text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
-            let (mut reasoning, mut content) = reply.parts();
-            let mut thinks = !reasoning.is_empty();
-            if !reply.tool_calls.is_empty() {
-                // Nothing was cut off.
-            } else if !content.is_empty() {
-                content = content.get(..whole(content)).unwrap_or_default();
-            } else {
-                reasoning = reasoning.get(..whole(reasoning)).unwrap_or_default();
-                thinks |= self.thinking.allowed();
-            }
-            let reply = &Message { reasoning: Some(reasoning), content, ..*reply };
-            template.thinking = Some(thinks);
-            let mut tokens = encode(model.tokenizer, before, &template)?;
-            let start = tokens.len();
-            let text = encode_unfinished(model.tokenizer, reply, &template, &mut tokens)?;
-            Ok((tokens, Some(Unfinished { start, text, thinks })))
-        })
+        if !self.continue_final_message {
+            return Ok((encode(model.tokenizer, messages, &template)?, None));
+        }
+        let Some((reply, before)) = messages.split_last().filter(|(last, _)| last.role == Role::Assistant)
+        else {
+            let problem = "needs a reply as the last message";
+            return Err(error!(Argument { name: Name::new("continue_final_message"), problem }));
+        };
+        // The end may be a character that was cut off.
+        let whole = |text: &'_ str| text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+        let (mut reasoning, mut content) = reply.parts();
+        let mut thinks = !reasoning.is_empty();
+        if !reply.tool_calls.is_empty() {
+            // Nothing was cut off.
+        } else if !content.is_empty() {
+            content = content.get(..whole(content)).unwrap_or_default();
+        } else {
+            reasoning = reasoning.get(..whole(reasoning)).unwrap_or_default();
+            thinks |= self.thinking.allowed();
+        }
+        let reply = &Message { reasoning: Some(reasoning), content, ..*reply };
+        template.thinking = Some(thinks);
+        let mut tokens = encode(model.tokenizer, before, &template)?;
+        let start = tokens.len();
+        let text = encode_unfinished(model.tokenizer, reply, &template, &mut tokens)?;
+        Ok((tokens, Some(Unfinished { start, text, thinks })))
     }
 
     pub(super) fn tool_list(&self) -> Vec<&str> {

@@ -108,7 +108,11 @@ impl ChatCompletionRequest {
         options.max_tokens = max_tokens.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
         options.stop_strings = request.read_as("stop", stop)?;
         let top_logprobs = request.read_as("top_logprobs", top_logprobs)?;
-        options.logprobs = request.boolean("logprobs")?.then_some(top_logprobs);
+        let logprobs = request.boolean("logprobs")?;
+        if let Some(top) = request.get("top_logprobs").filter(|_| !logprobs) {
+            return Err(top.refused("is only for a request with logprobs"));
+        }
+        options.logprobs = logprobs.then_some(top_logprobs);
         options.tools = request.read_as("tools", tools)?;
         if let Some(choice) = request.get("tool_choice") {
             choose_tools(&choice, &mut options, "function", |chosen| {
@@ -129,20 +133,22 @@ impl ChatCompletionRequest {
         if field.each("must be an array", &mut |field| message(&field, &mut messages))? == 0 {
             return Err(field.refused("must have at least one message"));
         }
-        Ok(ChatCompletionRequest {
-            messages,
-            options,
-            seed,
-            model: request.string("model")?,
-            stream: request.boolean("stream")?,
-            include_usage: request.read_as("stream_options", include_usage)?,
-        })
+        let (stream, include_usage) = streaming(&request)?;
+        let model = request.string("model")?;
+        Ok(ChatCompletionRequest { messages, options, seed, model, stream, include_usage })
     }
 }
 
+/// Whether the answer is streamed, and whether a last chunk says what it took.
 #[inline(never)]
-fn include_usage(field: &Field<'_>) -> Result<bool> {
-    field.object(&["include_usage"], "must be an object")?.boolean("include_usage")
+fn streaming(request: &Object<'_>) -> Result<(bool, bool)> {
+    let stream = request.boolean("stream")?;
+    let Some(field) = request.get("stream_options") else { return Ok((stream, false)) };
+    let include_usage = field.object(&["include_usage"], "must be an object")?.boolean("include_usage")?;
+    if !stream {
+        return Err(field.refused("is only for a request with stream"));
+    }
+    Ok((stream, include_usage))
 }
 
 #[inline(never)]
@@ -220,7 +226,7 @@ fn response_format(field: &Field<'_>) -> Result<ResponseFormat> {
     let format = field.object(known, "must be an object")?;
     let part =
         |name: &'static str| format.get(name).ok_or_else(|| field.refused("lacks what its type needs"));
-    let Some(kind) = format.get("type") else { return Ok(ResponseFormat::Text) };
+    let kind = format.get("type").ok_or_else(|| field.refused("has no type"))?;
     match kind.value.as_string().as_deref() {
         Some("text") => Ok(ResponseFormat::Text),
         Some("json_object") => Ok(ResponseFormat::JsonObject),

@@ -1,11 +1,11 @@
 //! Continuations of a text, and embeddings.
 #![forbid(unsafe_code)]
 
-use super::{CompletionId, finish_reason, head, stop, usage};
+use super::{CompletionId, finish_reason, head, stop, streaming, usage};
 use crate::chat::conversation::Finish;
 use crate::chat::fields::{Field, Object, refused};
 use crate::chat::options::TurnOptions;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::json;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -32,6 +32,10 @@ const COMPLETION_FIELDS: &[&str] = &[
 
 /// Fields of a request for embeddings.
 const EMBEDDING_FIELDS: &[&str] = &["input", "model", "encoding_format", "user"];
+
+/// Most texts of a request for embeddings, as in OpenAI's reference: a request of a few bytes each would ask for an answer
+/// thousands of times as long.
+const MOST_INPUTS: usize = 2048;
 
 /// A text, or its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,21 +82,16 @@ impl CompletionRequest {
         let (Some(prompt), true) = (prompts.pop(), prompts.is_empty()) else {
             return Err(prompt.unsupported("one prompt"));
         };
-        Ok(CompletionRequest {
-            prompt,
-            options,
-            seed,
-            model: request.string("model")?,
-            stream: request.boolean("stream")?,
-            include_usage: request.read_as("stream_options", super::include_usage)?,
-        })
+        let (stream, include_usage) = streaming(&request)?;
+        let model = request.string("model")?;
+        Ok(CompletionRequest { prompt, options, seed, model, stream, include_usage })
     }
 }
 
 /// A request for embeddings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbeddingRequest {
-    /// The texts; at least one.
+    /// The texts; at least one and at most 2048.
     pub input: Vec<Input>,
     /// The model's name.
     pub model: Option<String>,
@@ -109,6 +108,11 @@ impl EmbeddingRequest {
         let request = Object::request(text, EMBEDDING_FIELDS)?;
         let input =
             request.get("input").ok_or_else(|| refused("input", "must be a text or an array of texts"))?;
+        let input = inputs(&input)?;
+        if input.len() > MOST_INPUTS {
+            let (what, found) = ("input", input.len() as f64);
+            return Err(error!(Option { what, found, expected: "at most 2048 texts" }));
+        }
         let base64 = match request.get("encoding_format") {
             None => false,
             Some(format) => match format.value.as_string().as_deref() {
@@ -117,7 +121,7 @@ impl EmbeddingRequest {
                 _ => return Err(format.unsupported("float or base64")),
             },
         };
-        Ok(EmbeddingRequest { input: inputs(&input)?, model: request.string("model")?, base64 })
+        Ok(EmbeddingRequest { input, model: request.string("model")?, base64 })
     }
 }
 
