@@ -9,6 +9,7 @@ import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { Engine, ShohinError } from "shohin";
+import { changed } from "./gguf.mjs";
 
 const MODEL = fileURLToPath(new URL("../../../models/sprout.gguf", import.meta.url));
 /** Text of the reference implementation, which trained the model. */
@@ -186,6 +187,31 @@ describe("a loaded model", () => {
     assert.ok(plain.length > 1 && !plain.includes(special[0]));
     assert.equal(await engine.detokenize(special), "<|im_end|>");
     await assert.rejects(engine.detokenize([4_000_000_000]), fails("token"));
+  });
+
+  test("starts texts with the token for it and reads user-defined tokens, as the program does", async () => {
+    const file = await readFile(MODEL);
+    const [bos] = await engine.tokenize("<|endoftext|>", { special: true });
+    const [NAME, USER_DEFINED] = ["<text_begins>", 4];
+    const renamed = changed(file, "tokenizer.ggml.token_type", USER_DEFINED, bos);
+    renamed.write(NAME, renamed.indexOf("<|endoftext|>"));
+    const starting = await Engine.load(changed(file, "tokenizer.ggml.add_bos_token", 1), { threads: 1 });
+    const defined = await Engine.load(renamed, { threads: 1 });
+    const text = "Once upon a time";
+    const plain = [...(await engine.tokenize(text))];
+    assert.deepEqual([...(await starting.tokenize(text))], [bos, ...plain]);
+    assert.deepEqual([...(await starting.tokenize(text, { special: true }))], [bos, ...plain]);
+    assert.deepEqual([...(await defined.tokenize(NAME + text))], [bos, ...plain]);
+    // Both compute the same tokens.
+    const options = { preset: "greedy", maxTokens: 12 };
+    const [one, two] = [await collect(starting.generate(text, options)), await collect(defined.generate(NAME + text, options))];
+    assert.equal(one.usage.promptTokens, plain.length + 1);
+    assert.deepEqual([two.usage.promptTokens, two.text], [one.usage.promptTokens, one.text]);
+    assert.deepEqual(await starting.embed(text), await defined.embed(NAME + text));
+    assert.notDeepEqual(await starting.embed(text), await engine.embed(text));
+    const whole = await collect(starting.generate(text, { maxTokens: 12, beams: 2 }));
+    assert.equal(whole.usage.promptTokens, plain.length + 1);
+    for (const engine of [starting, defined]) await engine.dispose();
   });
 
   test("never parses control tokens in a message", async () => {
