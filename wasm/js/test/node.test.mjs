@@ -1,6 +1,7 @@
 // The package in Node: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
+import { getEventListeners } from "node:events";
 import { existsSync } from "node:fs";
 import { readFile, writeFile, mkdtemp, rm } from "node:fs/promises";
 import { availableParallelism, tmpdir } from "node:os";
@@ -238,6 +239,38 @@ describe("a loaded model", () => {
     const fresh = await Engine.load(MODEL);
     assert.equal(text, (await collect(fresh.chat(ask("Hello!"), options))).text);
     await fresh.dispose();
+  });
+
+  test("aborts what waits for a reply, which goes on, and what is aborted already", async () => {
+    const running = engine.chat(ask("Tell me a long story."), { maxTokens: 40 });
+    await running.next();
+    const snapshot = { messages: ask("Hello!"), state: new Uint8Array(9) };
+    const request = { messages: ask("Hello!"), max_tokens: 2 };
+    const calls = [
+      (signal) => drain(engine.chat(ask("Hello!"), { signal })),
+      (signal) => drain(engine.generate("Once", { signal })),
+      (signal) => engine.createChatCompletion(request, { signal }),
+      async (signal) => {
+        for await (const _ of await engine.createChatCompletion({ ...request, stream: true }, { signal }));
+      },
+      (signal) => engine.restore(snapshot, { signal }),
+    ];
+    for (const call of calls) {
+      const abort = new AbortController();
+      const waiting = call(abort.signal).then(() => "none", ({ code }) => code);
+      // The running reply holds the queue until it is read on.
+      await new Promise((resolve) => setTimeout(resolve, 20));
+      abort.abort();
+      assert.equal(await Promise.race([waiting, new Promise((resolve) => setTimeout(resolve, 2000, "waits"))]), "aborted", String(call));
+      assert.equal(getEventListeners(abort.signal, "abort").length, 0);
+      await assert.rejects(call(AbortSignal.abort()), fails("aborted"));
+    }
+    await assert.rejects(engine.createChatCompletion({ ...request, stream: true }, { signal: AbortSignal.abort() }), fails("aborted"));
+    // Those behind an aborted one still wait for the one before it.
+    const next = collect(engine.chat(ask("Hello!"), { preset: "greedy", maxTokens: 4 }));
+    assert.equal(await Promise.race([next, new Promise((resolve) => setTimeout(resolve, 50, "waits"))]), "waits");
+    for await (const _ of running);
+    assert.ok((await next).text);
   });
 
   test("gives one of some texts, or a text of an expression or a grammar", async () => {
