@@ -3,7 +3,7 @@ import { partsOf } from "../load/parts.js";
 import type { Source } from "../load/source.js";
 import { converted, ShohinError } from "./errors.js";
 import type { ChatMessage, Message, Snapshot } from "./message.js";
-import { ID42_LAYOUTS, KV_FORMATS, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type ResponseFormat, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
+import { ID42_LAYOUTS, KV_FORMATS, type CacheOptions, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type ResponseFormat, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
 
 /** Throws if the value of a field is not valid. Not called for missing values. */
 type Check = (place: string, found: unknown) => void;
@@ -182,6 +182,7 @@ const LOAD: Checks<LoadOptions> = {
   wasmUrl: address,
 };
 
+const CACHE: Checks<CacheOptions> = { hub: LOAD.hub };
 const CONVERSATION: Checks<ConversationOptions> = { context: LOAD.context };
 const EMBED: Checks<EmbedOptions> = { pooling: either("mean", "last"), normalize: flag, signal };
 const RESTORE: Checks<RestoreOptions> = { recompute: flag, signal };
@@ -360,6 +361,11 @@ export function templateArguments(messages: readonly ChatMessage[], options: Tem
 /** @internal */
 export function completionOptions(options: { signal?: AbortSignal }): { signal?: AbortSignal } {
   return optionsOf(options, COMPLETE);
+}
+
+/** @internal */
+export function cacheArguments(options: CacheOptions): CacheOptions {
+  return optionsOf(options, CACHE);
 }
 
 /** @internal */
