@@ -47,9 +47,10 @@ impl Loaded {
         work(&ChatModel { tokenizer, template: file.template, logits, vocabulary: &vocabulary })
     }
 
+    /// As `tokenize` and `tokenize_with` of the host library: with the beginning-of-sequence token if the model uses one.
     pub(crate) fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
-        let mut ids = Vec::new();
-        self.tokenizer.encode(text, if special { Special::Parse } else { Special::Text }, &mut ids);
+        let mut ids = Vec::from_iter(self.tokenizer.leading_bos());
+        self.tokenizer.encode(text, if special { Special::Parse } else { Special::UserDefined }, &mut ids);
         ids
     }
 

@@ -70,7 +70,8 @@ impl Model {
         .into()
     }
 
-    /// Text to token ids; with `special`, control tokens in the text become themselves.
+    /// Text to token ids, with the beginning-of-sequence token if the model uses one; with `special`, control tokens in the text
+    /// become themselves.
     pub fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
         self.loaded.tokenize(text, special)
     }

@@ -69,14 +69,30 @@ const isTime = (value: unknown) => typeof value === "number" && Number.isFinite(
 const isCount = (value: unknown) => Number.isSafeInteger(value) && (value as number) >= 0;
 const isFlag = (value: unknown) => typeof value === "boolean";
 
+/** What a field holds: a value of some kind, or objects, of which only the known fields are read. */
+type Kind = readonly [check: (value: unknown) => boolean, expected: string] | ((value: unknown, place: string) => unknown);
+
 /** The fields of an object and what they hold; those that end in `?` may be missing. */
-type Shape = Record<string, readonly [check: (value: unknown) => boolean, expected: string]>;
+type Shape = Record<string, Kind>;
+
+const listOf = (shape: Shape): Kind => (value, place) => list(value, place).map((one, i) => read(one, shape, `${place}[${i}]`));
+const isUnsure = (value: unknown) => Array.isArray(value) && value.every((one) => Array.isArray(one) && one.length === 3 && one.every(isCount));
 
 const CONVERSATION: Shape = {
   id: [isId, "a text of 1 to 100 characters"],
   title: [isText, "a text"],
   updated: [isTime, "milliseconds since 1970"],
   "named?": [isFlag, "true or false"],
+};
+const CALL: Shape = {
+  name: [isText, "a text"],
+  arguments: [isText, "a text"],
+};
+const STEP: Shape = {
+  role: [(value) => value === "assistant" || value === "tool", '"assistant" or "tool"'],
+  content: [isText, "a text"],
+  "reasoning?": [isText, "a text"],
+  "toolCalls?": listOf(CALL),
 };
 const TURN: Shape = {
   id: [isId, "a text of 1 to 100 characters"],
@@ -85,7 +101,11 @@ const TURN: Shape = {
   content: [isText, "a text"],
   "reasoning?": [isText, "a text"],
   "figures?": [isText, "a text"],
+  "unfinished?": [isFlag, "true or false"],
   "details?": [isText, "a text"],
+  "steps?": listOf(STEP),
+  "json?": [isFlag, "true or false"],
+  "unsure?": [isUnsure, "an array of three whole numbers each"],
   "dropped?": [isCount, "a whole number"],
   "model?": [isText, "a text"],
 };
@@ -94,11 +114,17 @@ const TURN: Shape = {
 function read<T>(value: unknown, shape: Shape, place: string): T {
   const object = fields(value, place);
   const known: Fields = {};
-  for (const [key, [check, expected]] of Object.entries(shape)) {
+  for (const [key, kind] of Object.entries(shape)) {
     const name = key.replace("?", "");
-    if (object[name] === undefined && key !== name) continue;
-    if (!check(object[name])) fail(`${place}.${name}`, expected, object[name]);
-    known[name] = object[name];
+    const value = object[name];
+    if (value === undefined && key !== name) continue;
+    if (typeof kind === "function") {
+      known[name] = kind(value, `${place}.${name}`);
+      continue;
+    }
+    const [check, expected] = kind;
+    if (!check(value)) fail(`${place}.${name}`, expected, value);
+    known[name] = value;
   }
   return known as T;
 }

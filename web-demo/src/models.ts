@@ -388,9 +388,10 @@ function showOffers(): void {
       const name = known?.name ?? nameFromAddress(new URL(entry.url));
       const size = entry.complete || entry.total === undefined ? format.bytes(entry.bytes) : `${format.bytes(entry.bytes)} of ${format.bytes(entry.total)}`;
       const remove = action("Delete", name, async () => {
-        if (await deleteCache(entry.url)) {
+        try {
+          await deleteCache(entry.url);
           page.status.textContent = `${name} is deleted`;
-        } else {
+        } catch {
           page.status.textContent = page.keptNote.textContent = `${name} is being read or downloaded, and cannot be deleted now.`;
           return;
         }

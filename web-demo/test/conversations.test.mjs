@@ -46,6 +46,20 @@ describe("kept conversations", () => {
   });
   const file = (conversations, more = {}) => ({ format: "shohin-conversations", version: 1, conversations, ...more });
   const FOX = talk("1", 1000, "Tell me a story.", "A fox found a Lantern in the café.");
+  /** With all that a reply may have. */
+  const SUM = talk("3", 3000, "What is 2 plus 2?", "[4, 5]");
+  Object.assign(SUM.turns[1], {
+    reasoning: "A sum.",
+    unfinished: true,
+    details: "seed 1",
+    steps: [
+      { role: "assistant", content: "", reasoning: "Count.", toolCalls: [{ name: "add", arguments: '{"a": 2, "b": 2}' }] },
+      { role: "tool", content: "4" },
+    ],
+    json: true,
+    unsure: [[4, 1, 20]],
+    dropped: 2,
+  });
   const ROBOT = talk("2", 2000, "What does a robot eat?", "Oil and **bolts**.");
 
   /** Imports a file through the button, and returns what the page says of it. */
@@ -71,18 +85,23 @@ describe("kept conversations", () => {
   }
 
   test("are imported, and come back from an export as they were", async () => {
-    assert.equal(await importFile(file([FOX, ROBOT])), "Imported 2 conversations.");
-    assert.deepEqual(await titles(page), [ROBOT.title, FOX.title]);
+    assert.equal(await importFile(file([FOX, ROBOT, SUM])), "Imported 3 conversations.");
+    assert.deepEqual(await titles(page), [SUM.title, ROBOT.title, FOX.title]);
     const { name, text } = await choose("#export-chats", "JSON");
     assert.match(name, /^shohin-conversations-\d{4}-\d\d-\d\d\.json$/);
     const exported = JSON.parse(text);
     assert.deepEqual([exported.format, exported.version], ["shohin-conversations", 1]);
     // The page says of a reply from a file that it was not written here.
     const marked = ({ turns, ...rest }) => ({ ...rest, turns: turns.map((turn) => (turn.role === "assistant" ? { ...turn, imported: true } : turn)) });
-    assert.deepEqual(exported.conversations, [marked(ROBOT), marked(FOX)]);
+    assert.deepEqual(exported.conversations, [marked(SUM), marked(ROBOT), marked(FOX)]);
     // The same again adds nothing.
-    assert.equal(await importFile(text), "Imported 0 conversations; 2 were here already.");
-    assert.deepEqual(await titles(page), [ROBOT.title, FOX.title]);
+    assert.equal(await importFile(text), "Imported 0 conversations; 3 were here already.");
+    assert.deepEqual(await titles(page), [SUM.title, ROBOT.title, FOX.title]);
+    await page.click(`#chat-list .open:has-text("${SUM.title}")`);
+    const reply = page.locator("#conversation .assistant");
+    assert.equal(await reply.locator(".calls li").textContent(), 'add{"a": 2, "b": 2} answered 4');
+    assert.match(await reply.locator(".unsure").textContent(), /5 20 %/);
+    assert.equal(await reply.locator(".continue").count(), 1);
     assert.deepEqual(problems, []);
   });
 
@@ -123,6 +142,12 @@ describe("kept conversations", () => {
       [broken(({ conversations }) => (conversations[1].turns[1].role = "system")), /conversations\[1\]\.turns\[1\]\.role: expected "user" or "assistant", found "system"\.$/],
       [broken(({ conversations }) => (conversations[0].turns[0].content = ["<img>"])), /conversations\[0\]\.turns\[0\]\.content: expected a text, found \["<img>"\]\.$/],
       [broken(({ conversations }) => (conversations[0].turns[1].id = "a")), /conversations\[0\]\.turns\[1\]\.id: expected an id that no other message has, found "a"\.$/],
+      [broken(({ conversations }) => (conversations[0].turns[1].steps = "none")), /turns\[1\]\.steps: expected an array, found "none"\.$/],
+      [broken(({ conversations }) => (conversations[0].turns[1].steps = [{ role: "system", content: "" }])), /turns\[1\]\.steps\[0\]\.role: expected "assistant" or "tool", found "system"\.$/],
+      [broken(({ conversations }) => (conversations[0].turns[1].steps = [{ role: "assistant", content: "", toolCalls: [{ name: "add" }] }])), /steps\[0\]\.toolCalls\[0\]\.arguments: expected a text, found nothing\.$/],
+      [broken(({ conversations }) => (conversations[0].turns[1].unfinished = 1)), /turns\[1\]\.unfinished: expected true or false, found 1\.$/],
+      [broken(({ conversations }) => (conversations[0].turns[1].json = "yes")), /turns\[1\]\.json: expected true or false, found "yes"\.$/],
+      [broken(({ conversations }) => (conversations[0].turns[1].unsure = [[1, 2]])), /turns\[1\]\.unsure: expected an array of three whole numbers each, found \[\[1,2\]\]\.$/],
       [broken(({ conversations }) => (conversations[0].updated = 1e300)), /conversations\[0\]\.updated: expected milliseconds since 1970, found 1e\+300\.$/],
       [broken(({ conversations }) => (conversations[0].turns = [])), /conversations\[0\]\.turns: expected at least one message, found \[\]\.$/],
     ]) {

@@ -457,7 +457,21 @@ describe("the page", () => {
     await page.locator("#kept li").filter({ hasText: /other\.gguf.*1\.5.MB/ }).waitFor();
     // The part of the other one that came.
     await page.locator("#kept li").filter({ hasText: /slow\.gguf.*kB of 1\.5.MB/ }).waitFor();
-    await page.click("#kept li:has-text('other.gguf') button:has-text('Delete')");
+    // As while another tab reads it.
+    await page.evaluate(() => {
+      const { prototype } = FileSystemDirectoryHandle;
+      const { removeEntry } = prototype;
+      prototype.removeEntry = async function (name) {
+        // The page also deletes files with which it tries the room.
+        if (!name.endsWith(".json")) return removeEntry.call(this, name);
+        Object.assign(prototype, { removeEntry });
+        throw new DOMException("in use", "NoModificationAllowedError");
+      };
+    });
+    const remove = "#kept li:has-text('other.gguf') button:has-text('Delete')";
+    await page.click(remove);
+    await page.locator("#status").filter({ hasText: "other.gguf is being read or downloaded, and cannot be deleted now." }).waitFor({ state: "attached" });
+    await page.click(remove);
     await page.locator("#kept li").filter({ hasText: "other.gguf" }).waitFor({ state: "detached" });
     await soon(async () => assert.equal(await page.locator("#kept li").count(), 1));
     assert.equal(await page.evaluate(() => document.querySelector("#models").contains(document.activeElement)), true);

@@ -112,17 +112,22 @@ export class ChatShohin extends BaseChatModel<ChatShohinCallOptions> {
     if (responseFormat?.type === "json_schema") all = withSchema(all, JSON.stringify(responseFormat.schema));
     const chunks = this.#engine.chat(all, { ...this.#options, ...options, ...given } as ChatOptions);
     // LangChain does not ask for another chunk after an abort.
-    signal?.addEventListener("abort", () => void chunks.return(undefined as never), { once: true });
+    const end = () => void chunks.return(undefined as never);
+    signal?.addEventListener("abort", end, { once: true });
     let calls = 0;
-    for await (const { text, reasoning, toolCalls = [], finish } of chunks) {
-      const message = new AIMessageChunk({
-        content: text,
-        ...(reasoning && { additional_kwargs: { [REASONING]: reasoning } }),
-        tool_call_chunks: toolCalls.map(({ name, arguments: args }) => ({ type: "tool_call_chunk", name, args, id: callId(), index: calls++ })),
-      });
-      const chunk = new ChatGenerationChunk({ text, message: Object.assign(message, finish && endOf(finish)) });
-      yield chunk;
-      await runManager?.handleLLMNewToken(text, undefined, undefined, undefined, undefined, { chunk });
+    try {
+      for await (const { text, reasoning, toolCalls = [], finish } of chunks) {
+        const message = new AIMessageChunk({
+          content: text,
+          ...(reasoning && { additional_kwargs: { [REASONING]: reasoning } }),
+          tool_call_chunks: toolCalls.map(({ name, arguments: args }) => ({ type: "tool_call_chunk", name, args, id: callId(), index: calls++ })),
+        });
+        const chunk = new ChatGenerationChunk({ text, message: Object.assign(message, finish && endOf(finish)) });
+        yield chunk;
+        await runManager?.handleLLMNewToken(text, undefined, undefined, undefined, undefined, { chunk });
+      }
+    } finally {
+      signal?.removeEventListener("abort", end);
     }
     signal?.throwIfAborted();
   }

@@ -3,7 +3,7 @@
 import { Conversation } from "./engine/conversation.js";
 import { connectBy, Engine } from "./engine/engine.js";
 import { InProcess } from "./engine/in-process.js";
-import { listCache } from "./load/cache.js";
+import { copies } from "./load/cache.js";
 import { filesWithCopies } from "./load/kept.js";
 import { host } from "./wasm/host.js";
 
@@ -31,7 +31,7 @@ export type LocalConversation = Conversation;
 
 // Only workers can keep copies.
 if (typeof FileSystemFileHandle === "function" && "createSyncAccessHandle" in FileSystemFileHandle.prototype) {
-  Object.assign(host, { files: filesWithCopies, copies: listCache } satisfies Partial<typeof host>);
+  Object.assign(host, { files: filesWithCopies, copies } satisfies Partial<typeof host>);
 }
 
 connectBy(() => new InProcess());

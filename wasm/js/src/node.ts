@@ -4,6 +4,7 @@ import { availableParallelism } from "node:os";
 import { fileURLToPath } from "node:url";
 import { Worker } from "node:worker_threads";
 import { ShohinError } from "./api/errors.js";
+import type { CacheOptions } from "./api/options.js";
 import { downloadPieces } from "./load/download.js";
 import { filesWithoutCopies } from "./load/files.js";
 import { hub } from "./load/names.js";
@@ -18,12 +19,12 @@ export * from "./local.js";
 export async function clearCache(): Promise<void> {}
 
 /** Node keeps no copies. */
-export async function listCache(_url?: string | URL): Promise<[]> {
+export async function listCache(_url?: string | URL, _options?: CacheOptions): Promise<[]> {
   return [];
 }
 
 /** Node keeps no copies. */
-export async function deleteCache(_url: string | URL): Promise<boolean> {
+export async function deleteCache(_url: string | URL, _options?: CacheOptions): Promise<boolean> {
   return false;
 }
 

@@ -50,7 +50,7 @@ describe("arguments", () => {
     assert.equal((await finishOf(engine.chat(ask("Hello!"), { preset: "greedy", maxTokens: Infinity }))).text, whole.text);
     const stop = whole.text.slice(2, 6);
     assert.equal((await finishOf(engine.chat(ask("Hello!"), { preset: "greedy", stop }))).reason, "stop_string");
-    const free = { ...options, toolChoice: "auto", tools: [], responseFormat: { type: undefined } };
+    const free = { ...options, toolChoice: "auto", tools: [], responseFormat: { type: "text", whitespace: null } };
     assert.equal((await finishOf(engine.chat(ask("Hello!"), free))).text, want);
     class Defaults {
       get preset() {

@@ -37,6 +37,7 @@ describe("in a browser", { timeout: 120_000 }, () => {
       "/nano.gguf": body(small),
       "/nano-00001-of-00002.gguf": body(parts[0]),
       "/nano-00002-of-00002.gguf": body(parts[1]),
+      "/mirror/you/yours/resolve/main/nano.gguf": body(small),
       "/page.gguf": body(Buffer.from("<!doctype html><title>Sign in</title>".repeat(100))),
       "/own-worker.js": (_request, response) => response.writeHead(200, { "Content-Type": "text/javascript" }).end(WORKER),
     });
@@ -153,6 +154,25 @@ describe("in a browser", { timeout: 120_000 }, () => {
       return [await deleteCache("bonsai-1.7b"), await deleteCache("hf:prism-ml/Bonsai-4B-gguf/model.gguf"), await deleteCache("bonsai").catch(({ code }) => code)];
     });
     assert.deepEqual([deleted, await list()], [[true, false, "argument"], []]);
+  });
+
+  test("a model of a mirror is listed, and deleted, by its name and the mirror", async () => {
+    const [name, hub] = ["hf:you/yours/nano.gguf", `${server.url}mirror/`];
+    assert.deepEqual(await call("load", name, { hub }), ["download", "prepare"]);
+    const found = await page.evaluate(async ([name, hub]) => {
+      const { deleteCache, listCache } = await import("/index.js");
+      const listed = async (options) => (await listCache(name, options)).map(({ url }) => new URL(url).pathname);
+      const refused = (promise) => promise.catch(({ code, message }) => `${code}: ${message}`);
+      return {
+        listed: [await listed(), await listed({ hub: new URL(hub) })],
+        refused: [await refused(listCache(name, { hubs: hub })), await refused(deleteCache(name, { hub: "mirror" }))],
+        deleted: [await deleteCache(name), await deleteCache(name, { hub }), await deleteCache(name, { hub })],
+      };
+    }, [name, hub]);
+    assert.deepEqual(found.listed, [[], ["/mirror/you/yours/resolve/main/nano.gguf"]]);
+    assert.match(found.refused[0], /^argument: there is no option "hubs" here; did you mean hub\?$/);
+    assert.match(found.refused[1], /^argument: hub is "mirror", but must be an http or https address$/);
+    assert.deepEqual([found.deleted, await list()], [[false, true, false], []]);
   });
 
   test("nothing is kept of a file that is not the model", async () => {

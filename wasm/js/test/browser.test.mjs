@@ -206,13 +206,13 @@ describe("in a browser", () => {
       const engine = await Engine.load(new URL("model.gguf", location.href), { workerUrl, wasmUrl: new URL("/shohin_wasm_bg.wasm", location.href) });
       const abort = new AbortController();
       const { signal } = abort;
-      const pending = [code(collect(engine.chat(ask("Hello!"), { signal }))), code(engine.embed("x", { signal })), code(engine.tokenize("x"))];
+      const pending = [code(collect(engine.chat(ask("Hello!"), { signal }))), code(engine.embed("x", { signal })), code(engine.createChatCompletion({ messages: ask("Hello!"), stream: true }, { signal })), code(engine.tokenize("x"))];
       setTimeout(() => abort.abort(), 100);
-      const codes = await Promise.all(pending.slice(0, 2));
+      const codes = await Promise.all(pending.slice(0, 3));
       await engine.dispose();
-      return [...codes, await pending[2]];
+      return [...codes, await pending[3]];
     });
-    assert.deepEqual(codes, ["aborted", "aborted", "disposed"]);
+    assert.deepEqual(codes, ["aborted", "aborted", "aborted", "disposed"]);
   });
 
   test("computes only the new turn of a conversation", async () => {

@@ -28,6 +28,15 @@ export function enlarged(file, megabytes) {
   return all;
 }
 
+/** The file with another value, of the same length, in the metadata: an unsigned byte, or the `i`-th number of an array of 32-bit ones. */
+export function changed(file, key, value, i) {
+  const copy = Buffer.from(file);
+  const at = copy.indexOf(text(key)) + text(key).length;
+  if (i === undefined) copy.writeUInt8(value, at + 4);
+  else copy.writeUInt32LE(value, at + 4 + 4 + 8 + 4 * i);
+  return copy;
+}
+
 /** Splits a file into `count` parts as llama.cpp's gguf-split does. */
 export function split(file, count) {
   let at = 8;

@@ -1,5 +1,6 @@
 // `shohin/langchain` with LangChain, in Node: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { readFile } from "node:fs/promises";
 import { after, before, describe, test } from "node:test";
 import { AIMessage, HumanMessage, SystemMessage, ToolMessage } from "@langchain/core/messages";
@@ -56,6 +57,12 @@ describe("a small model", () => {
     await assert.rejects(async () => {
       for await (const _chunk of await model.stream("Hello!", { signal: abort.signal })) abort.abort();
     }, /abort/i);
+    const { signal } = new AbortController();
+    const listeners = () => getEventListeners(signal, "abort").length;
+    for (let i = 0; i < 3; i++) await model.invoke("Hello!", { signal });
+    for await (const _chunk of model._streamResponseChunks([new HumanMessage("Hello!")], { signal })) assert.ok(listeners() > 0);
+    for await (const _chunk of model._streamResponseChunks([new HumanMessage("Hello!")], { signal })) break;
+    assert.equal(listeners(), 0);
     for await (const _chunk of await model.stream("Hello!")) break;
     assert.equal((await model.invoke("Hello!")).text, wanted.text);
   });

@@ -751,7 +751,7 @@ describe("a kept copy", { timeout: 600_000 }, () => {
     const { state } = from;
     Object.assign(state, { file: large, etag: '"stuck"', sent: 0, limit: 3 << 20 });
     const codes = await page.evaluate(async () => {
-      const { Engine, clearCache, deleteCache } = await import("/index.js");
+      const { Engine, clearCache, deleteCache, listCache } = await import("/index.js");
       const abort = new AbortController();
       let loading;
       const begun = new Promise((resolve) => {
@@ -760,12 +760,14 @@ describe("a kept copy", { timeout: 600_000 }, () => {
       });
       await begun;
       const code = (promise) => promise.then((value) => value, (error) => `${error.name} ${error.code}`);
-      const codes = [await code(clearCache()), await code(deleteCache("kept.gguf")), await code(deleteCache("http://:"))];
+      const before = await listCache();
+      const codes = [await code(clearCache()), await code(deleteCache("kept.gguf")), await code(deleteCache("http://:")), await code(deleteCache("other.gguf"))];
+      const after = await listCache();
       abort.abort();
       await loading;
-      return codes;
+      return [...codes, before.length, after.length];
     });
-    assert.deepEqual(codes, ["ShohinError read", false, "ShohinError argument"]);
+    assert.deepEqual(codes, ["ShohinError read", "ShohinError read", "ShohinError argument", false, 1, 1]);
     await settled(state);
     Object.assign(state, { limit: undefined });
   });

@@ -255,6 +255,18 @@ for (const [name, launch] of [["Chromium", launchChromium], ["Firefox", launchFi
       assert.deepEqual(own, Array(5).fill(false));
     });
 
+    test("is another for each layout of type 42", async () => {
+      const tabs = [await open(), await open()];
+      const workers = () => tabs[0].evaluate(async () => (await navigator.locks.query()).held.filter(({ name }) => name.startsWith("shohin.worker.")).length);
+      await load(tabs[0], { id42: "64" });
+      await load(tabs[1], { id42: "128" });
+      assert.equal(await workers(), 2);
+      await load(tabs[1], { id42: "64" });
+      await load(tabs[1]);
+      await load(tabs[0], { id42: "auto" });
+      assert.equal(await workers(), 3);
+    });
+
     test("has one thread and reads copies only, as the browser lets shared workers do no more", async () => {
       const page = await open();
       const seen = await page.evaluate(() => new Promise((resolve) => (new SharedWorker("probe.js").port.onmessage = ({ data }) => resolve(data))));

@@ -3,7 +3,7 @@ import { partsOf } from "../load/parts.js";
 import type { Source } from "../load/source.js";
 import { converted, ShohinError } from "./errors.js";
 import type { ChatMessage, Message, Snapshot } from "./message.js";
-import { ID42_LAYOUTS, KV_FORMATS, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
+import { ID42_LAYOUTS, KV_FORMATS, type CacheOptions, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type ResponseFormat, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
 
 /** Throws if the value of a field is not valid. Not called for missing values. */
 type Check = (place: string, found: unknown) => void;
@@ -70,6 +70,16 @@ const signal = must(
   "an AbortSignal",
 );
 
+/** Fields of each response format, beside its type. */
+const FORMATS: Record<ResponseFormat["type"], readonly string[]> = {
+  text: [],
+  json_object: ["whitespace"],
+  json_schema: ["schema", "whitespace"],
+  choice: ["choices"],
+  regex: ["pattern"],
+  grammar: ["grammar"],
+};
+
 const GENERATE: Checks<GenerateOptions> = {
   signal,
   maxTokens: number,
@@ -96,8 +106,10 @@ const GENERATE: Checks<GenerateOptions> = {
   earlyStopping: flag,
   responseFormat: (place, found) => {
     if (!isObject(found)) refuse(place, found, "an object with a type");
-    if (found["type"] != null) either("text", "json_object", "json_schema", "choice", "regex", "grammar")(`${place}.type`, found["type"]);
     const { type, schema, whitespace } = found;
+    const [first, ...others] = Object.keys(FORMATS);
+    either(first!, ...others)(`${place}.type`, type);
+    onlyFields(place, found, ["type", ...FORMATS[type as ResponseFormat["type"]]]);
     if (whitespace != null) must((found: unknown) => typeof found === "boolean", "true or false")(`${place}.whitespace`, whitespace);
     if (type === "choice") each(`${place}.choices`, found["choices"], "an array of strings", text);
     if (type === "regex") text(`${place}.pattern`, found["pattern"]);
@@ -110,6 +122,7 @@ const TEMPLATE: Checks<TemplateOptions> = {
   continueFinalMessage: flag,
   thinking: (place, found) => {
     if (!isObject(found)) return must((found: unknown) => typeof found === "boolean", "true, false or { budget }")(place, found);
+    onlyFields(place, found, ["budget"]);
     must((budget: number) => typeof budget === "number" && budget >= 0, "a number of tokens")(`${place}.budget`, found["budget"]);
   },
   tools: (place, found) => each(place, found, "an array of functions", object),
@@ -169,6 +182,7 @@ const LOAD: Checks<LoadOptions> = {
   wasmUrl: address,
 };
 
+const CACHE: Checks<CacheOptions> = { hub: LOAD.hub };
 const CONVERSATION: Checks<ConversationOptions> = { context: LOAD.context };
 const EMBED: Checks<EmbedOptions> = { pooling: either("mean", "last"), normalize: flag, signal };
 const RESTORE: Checks<RestoreOptions> = { recompute: flag, signal };
@@ -205,15 +219,27 @@ function nearest(name: string, known: readonly string[]): string | undefined {
   return best && best.steps <= Math.max(1, Math.min(3, given.length / 3)) ? best.one : undefined;
 }
 
+/** What is there instead of an unknown name. */
+function instead(name: string, known: readonly string[]): string {
+  const near = nearest(name, known);
+  if (near) return `did you mean ${near}?`;
+  return known.length === 1 ? `there is only ${known[0]}` : `there are ${known.join(", ")}`;
+}
+
+/** Refuses other fields of an option's value; null counts as left out. */
+function onlyFields(place: string, found: Record<string, unknown>, known: readonly string[]): void {
+  for (const [name, value] of Object.entries(found)) {
+    if (value != null && !known.includes(name)) throw new ShohinError("argument", `there is no field ${show(name)} in this ${place}; ${instead(name, known)}`);
+  }
+}
+
 /** The validated options; null counts as left out. */
 function optionsOf<T extends object>(options: T | null | undefined, checks: Checks<T>): T {
   if (options != null && !isObject(options)) refuse("options", options, "an object");
   const known = Object.keys(checks);
   for (const [name, value] of Object.entries(options ?? {})) {
     if (value == null || Object.hasOwn(checks, name)) continue;
-    const near = nearest(name, known);
-    const there = near ? `did you mean ${near}?` : `there are ${known.join(", ")}`;
-    throw new ShohinError("argument", `there is no option ${show(name)} here; ${Object.hasOwn(CHAT, name) ? "chat has it" : there}`);
+    throw new ShohinError("argument", `there is no option ${show(name)} here; ${Object.hasOwn(CHAT, name) ? "chat has it" : instead(name, known)}`);
   }
   const given: Record<string, unknown> = {};
   // Options may be inherited or come from getters.
@@ -335,6 +361,11 @@ export function templateArguments(messages: readonly ChatMessage[], options: Tem
 /** @internal */
 export function completionOptions(options: { signal?: AbortSignal }): { signal?: AbortSignal } {
   return optionsOf(options, COMPLETE);
+}
+
+/** @internal */
+export function cacheArguments(options: CacheOptions): CacheOptions {
+  return optionsOf(options, CACHE);
 }
 
 /** @internal */

@@ -315,6 +315,12 @@ export interface SessionChunk extends Chunk<ChatFinish> {
 /** Options of `tokenizeChat`: the ones that affect the chat template. */
 export type TemplateOptions = Pick<ChatOptions, "continueFinalMessage" | "thinking" | "tools">;
 
+/** Options of `listCache` and `deleteCache`. */
+export interface CacheOptions {
+  /** Base address for names of models and `hf:` files, as `load` had it. Default `https://huggingface.co`. */
+  hub?: string | URL;
+}
+
 /** Options of `conversation`. */
 export interface ConversationOptions {
   /** Capacity in tokens. Default: that of the engine. */

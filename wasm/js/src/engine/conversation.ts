@@ -65,7 +65,7 @@ export class Conversation {
     const answers = this.#transport.stream("answer", { conversation: this.#number, request: text }, signal);
     if (request.stream) {
       // Refused here, not by the first chunk.
-      await this.#transport.call("checkRequest", { request: text });
+      await this.#transport.call("checkRequest", { request: text }, { signal });
       return answers as AsyncIterable<ChatCompletionChunk>;
     }
     let answer: ChatCompletion | undefined;

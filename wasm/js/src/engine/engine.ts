@@ -133,7 +133,10 @@ export class Engine extends Conversation {
     return typeof text === "string" ? vectors[0]! : vectors;
   }
 
-  /** Text to token ids. Control tokens such as `<|im_end|>` are plain text unless `special` is set. */
+  /**
+   * Text to token ids, with the beginning-of-sequence token if the model uses one. Control tokens such as `<|im_end|>` are plain text
+   * unless `special` is set; user-defined ones such as `<think>` are themselves.
+   */
   async tokenize(text: string, options: TokenizeOptions = {}): Promise<Uint32Array> {
     return this.#transport.call("tokenize", tokenizeArguments(text, options));
   }

@@ -1,4 +1,5 @@
 // The runtime on the thread of the engine.
+import { abortError } from "../api/errors.js";
 import { dispatch, type CallMethod, type Params, type Result, type StreamMethod } from "./protocol.js";
 import { Runtime, type Caller } from "./runtime.js";
 import type { Transport } from "./transport.js";
@@ -8,6 +9,8 @@ export class InProcess implements Transport {
   #runtime = new Runtime();
 
   async call<M extends CallMethod>(method: M, params: Params<M>, caller: Caller = {}): Promise<Result<M>> {
+    // As by a worker, also for methods that do not look at it.
+    if (caller.signal?.aborted) throw abortError(caller.signal);
     return (await dispatch(this.#runtime, method, params, caller)) as Result<M>;
   }
 

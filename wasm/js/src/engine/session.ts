@@ -4,6 +4,7 @@ import { abortError, ShohinError, spelled, toError } from "../api/errors.js";
 import type { Message, Restored, Snapshot } from "../api/message.js";
 import type { ChatOptions, GenerateOptions, RestoreOptions } from "../api/options.js";
 import { Step, type Chat } from "../wasm/module.js";
+import { unlessAborted } from "./abortable.js";
 import { yieldToEventLoop } from "./event-loop.js";
 import type { LoadedModel } from "./loaded.js";
 
@@ -70,7 +71,7 @@ export class Session {
       } catch (error) {
         return error as ShohinError;
       }
-    });
+    }, options.signal);
     if (failed || !messages) {
       if (!failed || !messages || !options.recompute || !RECOMPUTED.includes(failed.code)) throw failed;
       // A reply of no tokens computes the prompt.
@@ -101,8 +102,8 @@ export class Session {
     return result;
   }
 
-  async #exclusive<T>(work: () => Promise<T>): Promise<T> {
-    const release = await this.#lock();
+  async #exclusive<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
+    const release = await this.#lock(signal);
     try {
       return await work();
     } finally {
@@ -111,11 +112,17 @@ export class Session {
   }
 
   /** Waits until everything before has finished: all of it uses the same cache. */
-  async #lock(): Promise<() => void> {
+  async #lock(signal?: AbortSignal): Promise<() => void> {
     const before = this.#queue;
     let release = () => {};
     this.#queue = new Promise((resolve) => (release = resolve));
-    await before;
+    try {
+      await (signal ? unlessAborted(signal, before, abortError) : before);
+    } catch (error) {
+      // What follows still waits for those before.
+      void before.then(release);
+      throw error;
+    }
     return release;
   }
 
@@ -144,7 +151,7 @@ export class Session {
     take: (chat: Chat) => C | undefined,
     end: (chat: Chat) => E,
   ): AsyncGenerator<C, E, void> {
-    const release = await this.#lock();
+    const release = await this.#lock(signal);
     try {
       if (signal?.aborted) throw abortError(signal);
       try {

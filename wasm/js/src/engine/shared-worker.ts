@@ -16,8 +16,8 @@ export async function connectShared(workerUrl: string | URL | undefined, params:
   if (urls.length === 0 || !urls.every((url) => url !== undefined && /^https?:/i.test(url))) return undefined;
   if (options.backend === "webgpu" || typeof SharedWorker !== "function" || typeof navigator.locks === "undefined") return undefined;
   if (workerUrl === undefined && isForeign(new URL(import.meta.url))) return undefined;
-  const { context, kv = "f16", attention = "full", activations = "int8", backend = "cpu", simd, sha256, bytes, request, wasmUrl } = options;
-  const model = JSON.stringify([PACKAGE_VERSION, urls, context, kv, attention, activations, backend, simd, sha256?.toLowerCase(), bytes, request, wasmUrl]);
+  const { context, kv = "f16", attention = "full", activations = "int8", backend = "cpu", id42 = "auto", simd, sha256, bytes, request, wasmUrl } = options;
+  const model = JSON.stringify([PACKAGE_VERSION, urls, context, kv, attention, activations, backend, id42, simd, sha256?.toLowerCase(), bytes, request, wasmUrl]);
   // Where the browser blocks storage, it also refuses locks and shared workers. An error in the script is reported by the tab's own worker.
   const connecting = connect(workerUrl, model).catch(() => undefined);
   if (!signal) return connecting;

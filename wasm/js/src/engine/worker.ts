@@ -1,5 +1,5 @@
 // The worker of an engine, or of the engines of several tabs: runtimes called by messages.
-import { listCache } from "../load/cache.js";
+import { copies } from "../load/cache.js";
 import { filesWithCopies } from "../load/kept.js";
 import { host } from "../wasm/host.js";
 import { Answering } from "./answering.js";
@@ -7,7 +7,7 @@ import type { FromWorker, ToWorker } from "./protocol.js";
 import { Runtime } from "./runtime.js";
 import { serveTabs } from "./tabs.js";
 
-Object.assign(host, { files: filesWithCopies, copies: listCache } satisfies Partial<typeof host>);
+Object.assign(host, { files: filesWithCopies, copies } satisfies Partial<typeof host>);
 if ("onconnect" in self) serveTabs();
 else serveEngine();
 

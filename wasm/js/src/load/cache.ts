@@ -1,6 +1,7 @@
 // Downloads kept in the browser's origin-private file system: each is made once, and resumes after an interruption.
+import { cacheArguments } from "../api/arguments.js";
 import { abortError, converted, ShohinError } from "../api/errors.js";
-import type { LoadOptions, Progress } from "../api/options.js";
+import type { CacheOptions, LoadOptions, Progress } from "../api/options.js";
 import { downloadPieces, isOutdated, SILENCE, SLICE, type DownloadOptions, type Keep, type Version } from "./download.js";
 import { addressOf } from "./names.js";
 import { partsOf } from "./parts.js";
@@ -397,11 +398,17 @@ export interface CacheEntry {
  * The copies kept for this site, or only that of a URL; for a model in parts those of all parts. A page that is reloaded while all are
  * listed stays in Chromium's memory until the tab is closed: the browser never lets go of a directory's unfinished iterator.
  */
-export async function listCache(url?: string | URL): Promise<CacheEntry[]> {
+export async function listCache(url?: string | URL, options: CacheOptions = {}): Promise<CacheEntry[]> {
+  const { hub } = cacheArguments(options);
+  return copies(url === undefined ? undefined : filesOf(url, hub));
+}
+
+/** The copies of these URLs, or all. @internal */
+export async function copies(urls?: readonly string[]): Promise<CacheEntry[]> {
   const entries: CacheEntry[] = [];
   const parent = await directory();
   const all = parent as unknown as { keys(): AsyncIterable<string> };
-  const names = url === undefined ? all.keys() : await Promise.all(filesOf(url).map(async (file) => `${await nameOf(file)}.json`));
+  const names = urls === undefined ? all.keys() : await Promise.all(urls.map(async (url) => `${await nameOf(url)}.json`));
   for await (const name of names) {
     if (!name.endsWith(".json")) continue;
     const { url: from, version: { total }, sums } = await indexIn(parent, name);
@@ -413,18 +420,30 @@ export async function listCache(url?: string | URL): Promise<CacheEntry[]> {
 }
 
 /** The URLs of a model's files. */
-function filesOf(url: string | URL): string[] {
+function filesOf(url: string | URL, hub: string | URL | undefined): string[] {
   const base = typeof document === "undefined" ? location.href : document.baseURI;
-  const { href } = converted("the URL", () => new URL(typeof url === "string" ? addressOf(url) : url, base));
+  const { href } = converted("the URL", () => new URL(typeof url === "string" ? addressOf(url, hub) : url, base));
   return partsOf(href) ?? [href];
 }
 
-/** Deletes the copy of one file; returns whether there was one. @internal */
+/** Deletes the copy of one file; returns whether there was one. Fails with code `read` while it is in use. @internal */
 export async function deleteCopy(url: string): Promise<boolean> {
   const parent = await directory();
   const name = await nameOf(url);
-  await parent.removeEntry(`${name}.json`).catch(() => {});
-  return parent.removeEntry(name).then(() => true, () => false);
+  // The index first, which cannot be deleted either while the copy is in use: nothing is lost then.
+  const had = await removed(parent, `${name}.json`, url);
+  return (await removed(parent, name, url)) || had;
+}
+
+/** Deletes a file of a copy; returns whether there was one. */
+async function removed(parent: FileSystemDirectoryHandle, name: string, url: string): Promise<boolean> {
+  try {
+    await parent.removeEntry(name);
+    return true;
+  } catch (cause) {
+    if (cause instanceof DOMException && cause.name === "NotFoundError") return false;
+    throw new ShohinError("read", `the kept copy of ${url} could not be deleted; it may be in use`, { cause });
+  }
 }
 
 /** Deletes the copy of one file if the server now has another version; returns whether it did. @internal */
@@ -436,10 +455,14 @@ export async function deleteOutdated(url: string, options: DownloadOptions): Pro
   return (unnamed || (await isOutdated(url, options, version))) && deleteCopy(url);
 }
 
-/** Deletes the copy of a URL, for a model in parts those of all parts; returns whether there was one. */
-export async function deleteCache(url: string | URL): Promise<boolean> {
+/**
+ * Deletes the copy of a URL, for a model in parts those of all parts; returns whether there was one. Fails with code `read` while one of
+ * them is read or downloaded.
+ */
+export async function deleteCache(url: string | URL, options: CacheOptions = {}): Promise<boolean> {
+  const { hub } = cacheArguments(options);
   let had = false;
-  for (const file of filesOf(url)) had = (await deleteCopy(file)) || had;
+  for (const file of filesOf(url, hub)) had = (await deleteCopy(file)) || had;
   return had;
 }
 
