@@ -70,9 +70,6 @@ pub(crate) struct ServeArgs {
 }
 
 pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
-    let loaded = model.load()?;
-    finish_caching(&loaded);
-    model.remark_on(&loaded, false);
     let name = args.name.clone().or_else(|| model.model.as_deref().and_then(file_name));
     let name = name.unwrap_or_else(|| "sprout".into());
     let mut options = ServerOptions::new(name);
@@ -86,6 +83,10 @@ pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
     options.connections = args.connections.into();
     options.time = Duration::from_secs(args.timeout.into());
     options.grace = Duration::from_secs(args.grace.into());
+    options.check().map_err(refusal)?;
+    let loaded = model.load()?;
+    finish_caching(&loaded);
+    model.remark_on(&loaded, false);
     if !args.host.is_loopback() && args.api_key.is_none() {
         remark("(everyone who can reach this machine can ask: there is no --api-key)");
     }
@@ -94,11 +95,15 @@ pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
     serve(loaded, options, |address| {
         remark(format_args!("serving {name} ({told}) at http://{address}/v1, a page to chat at http://{address}/; Ctrl-C ends it"));
     })
-    .map_err(|error| match error {
+    .map_err(refusal)
+}
+
+fn refusal(error: StartError) -> CliError {
+    match error {
         StartError::Origin(_) | StartError::Key => CliError::usage(error),
         StartError::Model(error) => error.into(),
         error => CliError::new(error),
-    })
+    }
 }
 
 /// The last part of a path without `.gguf`.

@@ -83,6 +83,24 @@ impl ServerOptions {
             grace: Duration::from_secs(30),
         }
     }
+
+    /// Finds what would keep a server from starting, before a model is loaded for it.
+    ///
+    /// # Errors
+    /// [`StartError::Key`], [`StartError::Origin`], and [`StartError::Listen`] if the address is taken now.
+    pub fn check(&self) -> Result<(), StartError> {
+        self.check_access()?;
+        let listener = std::net::TcpListener::bind(self.address);
+        listener.map(drop).map_err(|error| StartError::Listen(self.address, error))
+    }
+
+    fn check_access(&self) -> Result<(), StartError> {
+        let is_valid = |key: &String| !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
+        if !self.key.as_ref().is_none_or(is_valid) {
+            return Err(StartError::Key);
+        }
+        routes::cors(&self.origins).map(drop).map_err(StartError::Origin)
+    }
 }
 
 /// A server that listens.
@@ -188,14 +206,7 @@ impl Server {
     /// # Errors
     /// [`StartError`].
     pub async fn bind(model: Model, options: ServerOptions) -> Result<Server, StartError> {
-        if options
-            .key
-            .as_ref()
-            .is_some_and(|key| key.is_empty() || !key.bytes().all(|b| b.is_ascii_graphic()))
-        {
-            return Err(StartError::Key);
-        }
-        routes::cors(&options.origins).map_err(StartError::Origin)?;
+        options.check_access()?;
         let prompt_tokens = options.prompt_tokens.unwrap_or_else(|| model.prompt_tokens(options.replies));
         let scheduler = model.scheduler(options.replies, prompt_tokens);
         let mut scheduler = scheduler.map_err(StartError::Model)?;
