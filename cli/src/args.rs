@@ -25,10 +25,12 @@ pub(crate) fn byte_count<T: TryFrom<u64>>(text: &str) -> Result<T, &'static str>
     };
     let number: f64 = number.trim().parse().map_err(|_| WRONG)?;
     let bytes = number * scale;
-    if !(bytes.is_finite() && bytes >= 0.0) {
+    if !(bytes.is_finite() && bytes >= 0.0 && bytes.fract() == 0.0) {
         return Err(WRONG);
     }
-    T::try_from(bytes as u64).map_err(|_| WRONG)
+    const LARGE: &str = "expected less: there are no addresses for so many bytes";
+    let bytes = Some(bytes).filter(|bytes| *bytes < u64::MAX as f64).ok_or(LARGE)?;
+    T::try_from(bytes as u64).map_err(|_| LARGE)
 }
 
 #[cfg(test)]
@@ -48,7 +50,7 @@ mod tests {
             assert_eq!(byte_count::<u64>(text), Ok(want), "{text}");
         }
         assert!(byte_count::<u8>("256").is_err());
-        for wrong in ["", "GiB", "-1", "4 gigs", "nan", "inf"] {
+        for wrong in ["", "GiB", "-1", "0.5", "1e30", "4 gigs", "nan", "inf"] {
             assert!(byte_count::<u64>(wrong).is_err(), "{wrong}");
         }
     }

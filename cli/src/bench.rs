@@ -29,10 +29,10 @@ use std::time::Instant;
 #[command(after_help = "\
 Examples:
   shohin bench
-  shohin bench -m Bonsai-1.7B.gguf --prefill 64,512 --decode 64 --threads 4
-  shohin bench -m Bonsai-1.7B.gguf --prefill 0 --decode 32 --depth 4096
-  shohin bench -m Bonsai-1.7B.gguf --decode 0 --verify 4,8
-  shohin bench -m Bonsai-1.7B.gguf --json > bench.json")]
+  shohin bench -m bonsai-1.7b --prefill 64,512 --decode 64 --threads 4
+  shohin bench -m bonsai-1.7b --prefill 0 --decode 32 --depth 4096
+  shohin bench -m bonsai-1.7b --decode 0 --verify 4,8
+  shohin bench -m bonsai-1.7b --json > bench.json")]
 pub(crate) struct BenchArgs {
     /// Prompt lengths in tokens
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,512", allow_negative_numbers = true, value_parser = whole::<usize>)]

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 Examples:
   shohin chat
-  shohin chat -m Ternary-Bonsai-1.7B-PQ2_0.gguf --system \"Answer in one sentence.\"
+  shohin chat -m ternary-bonsai-1.7b --system \"Answer in one sentence.\"
   shohin chat --preset greedy
   shohin chat --context 1024 --overflow shift
   shohin chat --session diary.session
@@ -109,10 +109,16 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
         terminal.note(&format!("(goes on after {kept} messages)"))?;
         let first = terminal.chat.messages().first();
         let system = first.filter(|first| first.role == Role::System).map(|first| first.text());
-        if args.system.is_some() && args.system != system {
-            terminal.note("(with its own instructions, not those of --system; /system replaces them)")?;
+        match (&args.system, &system) {
+            (Some(given), Some(kept)) if given != kept => {
+                terminal.note("(with its own instructions; those of --system are not used)")?;
+            }
+            (Some(_), None) => {
+                terminal.note("(without instructions; those of --system begin with /new)")?;
+            }
+            _ => {}
         }
-        terminal.system = system;
+        terminal.system = system.or(terminal.system);
     }
     let interactive = io::stdin().is_terminal() && terminal.is_terminal;
     let outcome = if interactive { terminal.interactive() } else { terminal.piped() };
@@ -495,7 +501,9 @@ impl Terminal {
             return Err(CliError::new("/save needs a file name"));
         }
         let path = Path::new(argument);
-        if path.exists() && self.saved.as_deref() != Some(path) {
+        // By any name of it, also after a write that failed.
+        let is_own = || self.saved.is_some() && self.saved == path.canonicalize().ok();
+        if path.exists() && !is_own() {
             return Err(CliError::new(format_args!("{argument} exists already; choose another name")));
         }
         let messages = self.chat.messages();
@@ -512,9 +520,10 @@ impl Terminal {
             };
             messages.iter().map(|m| format!("**{}:** {}\n\n", name(m.role), m.text().trim())).collect()
         };
-        std::fs::write(path, text).map_err(|e| file_error("write", path, &e))?;
         let n = messages.len();
-        self.saved = Some(path.into());
+        let written = std::fs::write(path, text);
+        self.saved = path.canonicalize().ok();
+        written.map_err(|e| file_error("write", path, &e))?;
         Ok(format!("({n} messages written to {argument})"))
     }
 }

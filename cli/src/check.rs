@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 Examples:
   shohin check -m bonsai-1.7b
-  shohin check -m Ternary-Bonsai-1.7B-PQ2_0.gguf --gpu
+  shohin check -m ternary-bonsai-1.7b --gpu
 
 Exit codes: 0 everything is right, 1 something is not.")]
 pub(crate) struct CheckArgs {}

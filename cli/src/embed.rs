@@ -18,7 +18,7 @@ use std::path::Path;
 #[command(after_help = "\
 Examples:
   shohin embed \"The fox ran home.\" \"A bird sang.\"
-  shohin embed -m Bonsai-1.7B.gguf < sentences.txt > vectors.jsonl
+  shohin embed -m bonsai-1.7b < sentences.txt > vectors.jsonl
   echo '[\"a text\\nof two lines\"]' | shohin embed --json --pooling last")]
 pub(crate) struct EmbedArgs {
     /// The texts [default: standard input, one text per line]

@@ -23,7 +23,7 @@ use std::time::Instant;
 #[command(after_help = "\
 Examples:
   shohin eval story.txt
-  shohin eval -m Bonsai-1.7B.gguf wiki.test.raw --window 2048 --stride 1024 --json")]
+  shohin eval -m bonsai-1.7b wiki.test.raw --window 2048 --stride 1024 --json")]
 pub(crate) struct EvalArgs {
     /// Text file; "-" is standard input
     text: PathBuf,

@@ -53,7 +53,7 @@ Examples:
   shohin rm hf:prism-ml/Bonsai-4B-gguf/Bonsai-4B-Q1_0.gguf
   shohin rm hf:OWNER/REPOSITORY")]
 pub(crate) struct RmArgs {
-    /// The model, as for `pull`; without a file all of its repository, without a revision all of them
+    /// The model, as for `pull`; without a file all of its repository, without a revision or with `main` all revisions
     #[arg(id = "wanted", value_name = "MODEL", value_parser = str::parse::<HubModel>)]
     model: HubModel,
 }
@@ -132,9 +132,12 @@ pub(crate) fn located(named: &Path) -> Result<PathBuf> {
     download(&hub, &model)
 }
 
-/// Whether nothing suggests that `text` is a path.
+/// Whether `text` could be a name, and nothing suggests that it is a path.
 fn is_bare_name(text: &str) -> bool {
-    !text.is_empty() && !text.contains(['/', '\\']) && !text.ends_with(".gguf") && !text.ends_with(".onnx")
+    (1..=100).contains(&text.len())
+        && !text.contains(['/', '\\'])
+        && !text.ends_with(".gguf")
+        && !text.ends_with(".onnx")
 }
 
 /// Asks on a terminal before a large download.

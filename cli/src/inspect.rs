@@ -20,10 +20,10 @@ use std::io::{self, BufWriter, Write};
 #[command(after_help = "\
 Examples:
   shohin inspect
-  shohin inspect -m Bonsai-1.7B.gguf --tensors
+  shohin inspect -m bonsai-1.7b --tensors
   shohin inspect --memory 2GiB --kv q8
   shohin inspect --devices
-  shohin inspect -m Bonsai-1.7B.gguf --context 32768 --json | jq .memory")]
+  shohin inspect -m bonsai-1.7b --context 32768 --json | jq .memory")]
 pub(crate) struct InspectArgs {
     /// List every tensor
     #[arg(long)]

@@ -42,26 +42,20 @@ pub(crate) fn logits(args: &LogitsArgs, model: &ModelArgs) -> Result {
     let mut sequence = model.sequence(tokens.len())?;
     match &args.out {
         Some(path) => {
-            // Created with the first row: invalid tokens leave a file that is there as it is.
-            let mut out: Option<BufWriter<File>> = None;
-            let mut write = |row: &[f32]| {
-                let out = match &mut out {
-                    Some(out) => out,
-                    None => out.insert(BufWriter::new(File::create(path)?)),
-                };
-                row.iter().try_for_each(|logit| out.write_all(&logit.to_le_bytes()))
-            };
+            // Before a file that is there is emptied.
+            model.check_tokens(&tokens).context(&place)?;
+            let create = File::create(path).map_err(|e| file_error("create", path, &e))?;
+            let mut out = BufWriter::new(create);
             let bar = progress("computing", "tokens", tokens.len());
             let mut failed = None;
             let outcome = sequence.logits(&tokens, &mut |_, row| {
-                if failed.is_none() {
-                    failed = write(row).err();
-                }
+                let written = row.iter().try_for_each(|logit| out.write_all(&logit.to_le_bytes()));
+                failed = failed.take().or(written.err());
                 bar.inc(1);
             });
             bar.finish_and_clear();
             outcome.context(&place)?;
-            failed = failed.or(out.and_then(|mut out| out.flush().err()));
+            failed = failed.or(out.flush().err());
             if let Some(error) = failed {
                 return Err(file_error("write", path, &error));
             }

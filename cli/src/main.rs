@@ -75,10 +75,10 @@ A small model is built in, so `shohin chat` needs no download. It only knows sho
 simple questions; for more, pass the name of a published model or any Bonsai GGUF file:
 
   shohin chat -m bonsai-1.7b
-  shohin chat -m Ternary-Bonsai-1.7B-PQ2_0.gguf
+  shohin chat -m ternary-bonsai-1.7b
   shohin run \"Tell me a story about a fox.\"
-  shohin run -m Bonsai-8B.gguf --file question.txt --json > answer.json
-  shohin bench -m Bonsai-1.7B.gguf
+  shohin run -m bonsai-8b --file question.txt --json > answer.json
+  shohin bench -m bonsai-1.7b
 
 `shohin <COMMAND> --help` explains a command with examples.
 Exit codes: 0 success, 1 failure, 2 invalid options or a missing --force, 3 incomplete
@@ -142,7 +142,8 @@ impl Command {
     }
 }
 
-/// The command line. The help of commands that read no model, see [`Command::reads_model`], leaves out the options of one.
+/// The command line. Commands that read no model, see [`Command::reads_model`], refuse the options of one, and their help leaves
+/// them out.
 fn parse() -> Result<Cli, clap::Error> {
     const WITHOUT: [&str; 5] = ["convert", "quantize", "pull", "list", "rm"];
     let mut command = Cli::command();
@@ -164,7 +165,7 @@ fn parse() -> Result<Cli, clap::Error> {
         })
     });
     if let Some(option) = unused.map(String::from) {
-        let problem = format!("--{option} is for commands that read a model\n");
+        let problem = format!("--{option} is for commands that read a model");
         return Err(command.error(ErrorKind::ArgumentConflict, problem));
     }
     Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))

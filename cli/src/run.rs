@@ -29,9 +29,9 @@ Examples:
   shohin run --raw \"Once upon a time\" -n 10000 --overflow shift
   shohin run --file question.txt --json
   shohin run \"Describe a fox.\" --json-schema fox.schema.json
-  shohin run -m Bonsai-8B.gguf \"Is it raining in Kyoto?\" --tools weather.json --json
+  shohin run -m bonsai-8b \"Is it raining in Kyoto?\" --tools weather.json --json
   shohin run --session trip.session \"I am in Kyoto. What should I see?\"
-  git diff | shohin run -m Bonsai-8B.gguf --system \"Write a commit message for this diff.\"
+  git diff | shohin run -m bonsai-8b --system \"Write a commit message for this diff.\"
   shohin run \"Name a fruit.\" --json --logprobs 3 | jq .logprobs
   shohin run --raw \"Once upon a time\" -n 40 --beams 4")]
 pub(crate) struct RunArgs {
@@ -129,7 +129,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     };
     let reply = reply.map_err(|error| match error {
         shohin::Error::Engine(shohin::core::Error::ContextFull { position, adding, capacity }) => {
-            too_long(&model, position + adding, capacity, ", and --overflow shift reads on")
+            too_long(&model, position + adding, capacity, "; --overflow shift reads on")
         }
         other => other.into(),
     })?;
@@ -212,8 +212,9 @@ fn too_long(model: &Model, tokens: u64, capacity: u64, more: &str) -> CliError {
         true => "; --context can raise that",
         false => ", the most this model supports",
     };
+    let reply = if tokens > capacity { "" } else { ", and a reply needs room" };
     CliError::new(format_args!(
-        "the prompt is {tokens} tokens long, but the context holds {capacity}{why}{more}"
+        "the prompt is {tokens} tokens long, but the context holds {capacity}{reply}{why}{more}"
     ))
 }
 

@@ -113,7 +113,7 @@ fn file_name(path: &Path) -> Option<String> {
     let name = path.file_name().map(|name| name.to_owned()).or_else(whole)?.to_string_lossy().into_owned();
     // Not the "extension" of bonsai-1.7b.
     let at = name.len().saturating_sub(".gguf".len());
-    let is_gguf = name.get(at..).is_some_and(|end| end.eq_ignore_ascii_case(".gguf"));
+    let is_gguf = at > 0 && name.get(at..).is_some_and(|end| end.eq_ignore_ascii_case(".gguf"));
     Some(if is_gguf { name[..at].to_string() } else { name })
 }
 

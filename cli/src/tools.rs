@@ -54,19 +54,11 @@ impl ProgramArgs {
     }
 }
 
-/// Whether there is a file where the system looks for a program.
+/// Whether a program can be there: that is known of a path, not of a mere name, which the system looks for.
 fn is_there(program: &Path) -> bool {
-    let is_file = |path: &Path| {
-        let mut with_suffix = path.as_os_str().to_owned();
-        with_suffix.push(env::consts::EXE_SUFFIX);
-        path.is_file() || Path::new(&with_suffix).is_file()
-    };
-    // A mere name is looked for in the directories of PATH.
-    match program.components().nth(1) {
-        Some(_) => is_file(program),
-        None => env::var_os("PATH")
-            .is_some_and(|path| env::split_paths(&path).any(|directory| is_file(&directory.join(program)))),
-    }
+    let mut with_suffix = program.as_os_str().to_owned();
+    with_suffix.push(env::consts::EXE_SUFFIX);
+    program.components().nth(1).is_none() || program.is_file() || Path::new(&with_suffix).is_file()
 }
 
 /// What the program says of a call: its output, or what went wrong, for the model.

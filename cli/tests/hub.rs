@@ -322,7 +322,9 @@ fn removing_a_file_leaves_the_others() {
     assert_eq!(hub.remove(&named("hf:owner/name/a.gguf")).unwrap(), 10);
     assert_eq!(there(), [first.join("b.gguf")]);
     assert!(unfinished.exists());
-    assert_eq!(hub.remove(&named("hf:owner/name")).unwrap(), 20);
+    assert_eq!(hub.remove(&named("hf:owner/name/b.gguf")).unwrap(), 10);
+    assert!(unfinished.exists());
+    assert_eq!(hub.remove(&named("hf:owner/name")).unwrap(), 10);
     assert!(!of.exists());
 }
 

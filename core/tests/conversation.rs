@@ -524,18 +524,24 @@ fn a_long_conversation_is_trimmed_in_about_the_time_of_encoding_it() {
         let mut messages = exchange.iter().cycle().take(4000).cloned().collect::<Vec<_>>();
         messages.extend(user("And a dog?"));
         let options = TurnOptions { overflow: OverflowPolicy::TRIM, ..greedy() };
+        // The least of three: other programs may run, too.
         let timed = |work: &mut dyn FnMut()| {
-            let start = std::time::Instant::now();
-            work();
-            start.elapsed()
+            let one = |_| {
+                let start = std::time::Instant::now();
+                work();
+                start.elapsed()
+            };
+            (0..3).map(one).min().unwrap()
         };
         let encoding = timed(&mut || drop(options.encode(model, &messages).unwrap()));
-        let mut conversation = Conversation::new();
         let session = SessionState { position: 0, capacity: 512 };
-        let trimming =
-            timed(&mut || _ = conversation.respond(model, session, messages.clone(), &options).unwrap());
-        assert!(conversation.usage().dropped_messages > 3800);
-        assert!(trimming < 20 * encoding, "{trimming:?} {encoding:?}");
+        let trimming = timed(&mut || {
+            let mut conversation = Conversation::new();
+            conversation.respond(model, session, messages.clone(), &options).unwrap();
+            assert!(conversation.usage().dropped_messages > 3800);
+        });
+        // One by one it is a thousand times as long.
+        assert!(trimming < 100 * encoding, "{trimming:?} {encoding:?}");
     });
 }
 

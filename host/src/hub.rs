@@ -752,7 +752,8 @@ impl Hub {
         self.list().into_iter().filter(is_named).collect()
     }
 
-    /// Deletes the files that [`Hub::kept`] returns, and returns the bytes that were freed.
+    /// Deletes the files that [`Hub::kept`] returns, and what was kept for them only; without a file in the name, interrupted
+    /// downloads of the repository, too. Returns the bytes that were freed.
     ///
     /// # Errors
     /// If a file cannot be deleted.
@@ -768,21 +769,21 @@ impl Hub {
             Ok::<(), Error>(())
         };
         self.kept(model).iter().try_for_each(|file| delete(&file.path))?;
-        let (mut linked, mut is_empty) = (BTreeSet::new(), true);
+        let blobs = entries(&directory.join("blobs"));
+        // One that is incomplete may be of another file.
+        let is_other =
+            |blob: &PathBuf| model.file.is_some() && is_unfinished(blob.file_name().unwrap_or_default());
+        let (mut linked, mut is_empty) = (BTreeSet::new(), !blobs.iter().any(is_other));
         for snapshot in entries(&directory.join("snapshots")) {
             walk(&snapshot, &mut |path| {
                 is_empty = false;
                 linked.extend(fs::read_link(path).ok().and_then(|to| Some(to.file_name()?.to_owned())));
             });
         }
-        for blob in entries(&directory.join("blobs")) {
-            let name = blob.file_name().unwrap_or_default();
-            // Without a link to it nothing finds a blob. One that is incomplete may be of another file.
-            let is_needed = linked.contains(name) || (!is_empty && is_unfinished(name));
-            if !is_needed {
-                delete(&blob)?;
-            }
-        }
+        // Without a link to it nothing finds a blob.
+        let is_needed =
+            |blob: &PathBuf| blob.file_name().is_some_and(|name| linked.contains(name)) || is_other(blob);
+        blobs.iter().filter(|blob| !is_needed(blob)).try_for_each(|blob| delete(blob))?;
         if is_empty {
             fs::remove_dir_all(&directory).or_else(missing_is_fine).map_err(io("delete", &directory))?;
         }

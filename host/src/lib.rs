@@ -4,7 +4,7 @@
 //! use shohin::Model;
 //!
 //! # fn main() -> shohin::Result<()> {
-//! let model = Model::load("Ternary-Bonsai-1.7B-PQ2_0.gguf")?;
+//! let model = Model::load("Ternary-Bonsai-1.7B-Q2_0.gguf")?;
 //! let mut chat = model.chat()?;
 //! for piece in chat.send("What does a cow say?")? {
 //!     print!("{}", piece?.text);

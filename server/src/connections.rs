@@ -6,23 +6,40 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Sleep;
 
 /// How long a connection may take until the header of a request is there.
 const HEADER: Duration = Duration::from_secs(30);
 
-/// How long a client may read nothing of its answer: otherwise it would occupy a connection indefinitely.
+/// How long nothing can be written to a client: otherwise one that does not read would occupy a connection indefinitely.
 const WRITE_PAUSE: Duration = Duration::from_secs(30);
 
 /// How long after the grace clients may take to read how their answers end.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Bytes that the system holds of an answer. It says that more can be written only once a part of them, up to a third, was read: of what it
+/// holds by itself, a megabyte and more, a slow client reads that too rarely for [`WRITE_PAUSE`].
+const SEND_BUFFER: u32 = 128 << 10;
+
+/// Listens at an address.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // On Windows another program could then listen there, too.
+    if cfg!(not(windows)) {
+        socket.set_reuseaddr(true)?;
+    }
+    socket.set_send_buffer_size(SEND_BUFFER)?;
+    socket.bind(address)?;
+    socket.listen(1024)
+}
 
 /// Answers what comes in at `listener` until `stop` is done. The answers that have begun then have `grace` to end, and what is
 /// left soon after that is closed.

@@ -212,7 +212,7 @@ impl Server {
         let mut scheduler = scheduler.map_err(StartError::Model)?;
         scheduler.set_cache_bytes(options.prefix_cache);
         let failed = |error| StartError::Listen(options.address, error);
-        let listener = TcpListener::bind(options.address).await.map_err(failed)?;
+        let listener = connections::listen(options.address).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let (sender, jobs) = mpsc::channel();
         let (metrics, last) = (Arc::new(Metrics::default()), Arc::new(OnceLock::new()));

@@ -21,8 +21,6 @@ const THREADS: &str = "-Ctarget-feature=+simd128,+atomics,+bulk-memory,+mutable-
 
 /// Flags of the build with relaxed SIMD.
 pub(crate) const RELAXED: &str = "-Ctarget-feature=+simd128,+relaxed-simd -Cllvm-args=-inline-threshold=50";
-/// The crates compiled with relaxed SIMD in the build with threads, so that both share one standard library.
-const RELAXED_CRATES: [&str; 2] = [package::CORE, package::WASM];
 
 /// Compiles the single-threaded module and writes it to `wasm/pkg`, then again with relaxed SIMD.
 fn single(machine: &Machine) -> Result<()> {
@@ -41,22 +39,21 @@ fn single(machine: &Machine) -> Result<()> {
 
 /// Compiles the module with threads into `wasm/pkg-threads`, then again with relaxed SIMD.
 fn threads(machine: &Machine) -> Result<()> {
-    for (package, target, crates) in
-        [("pkg-threads", "threads", &[][..]), ("pkg-threads-relaxed", "threads-relaxed", &RELAXED_CRATES)]
+    let relaxed = format!("{THREADS} -Ctarget-feature=+relaxed-simd");
+    for (package, target, flags) in
+        [("pkg-threads", "threads", THREADS), ("pkg-threads-relaxed", "threads-relaxed", &relaxed)]
     {
         let target = machine.target_of(WASM).join(target);
         let build = machine
             .cargo_for(WASM)
             .dir(machine.root.join("wasm"))
-            .args("build --release -Zbuild-std=std,panic_abort -Zprofile-rustflags --target")
+            .args("build --release -Zbuild-std=std,panic_abort --target")
             .arg(WASM)
             .env("CARGO_TARGET_DIR", &target)
-            .env("RUSTFLAGS", THREADS)
+            .env("RUSTFLAGS", flags)
             // The -Z flags and the atomic wait instructions are unstable.
             .env("RUSTC_BOOTSTRAP", "1");
-        let relaxed =
-            |name| format!("profile.release.package.{name}.rustflags=['-Ctarget-feature=+relaxed-simd']");
-        crates.iter().fold(build, |build, name| build.arg("--config").arg(relaxed(name))).run()?;
+        build.run()?;
         glue(machine, &target, package)?;
     }
     Ok(())

@@ -784,9 +784,9 @@ fn oldest_exchanges(
         let mut kept = messages.get(..first).unwrap_or_default().to_vec();
         // How many exchanges are kept for certain, and how many are too many: twice as many each time until they are, so that
         // no more is encoded than a few times what fits, then half of what is between. Templates write each message by itself,
-        // so more messages are more tokens. The exception is Qwen3's for replies to a question that is a tool's response in
-        // name only: once the last true question is left out, their leading line breaks stay while their thoughts go, and if
-        // those are less, more exchanges than necessary may be left out.
+        // so more messages are more tokens, with one exception: Qwen3's leaves thoughts out of replies before the last question,
+        // and what a user writes within `<tool_response>` is no question. If that is all that stays, thoughts go and the line breaks before
+        // replies stay, so that fewer messages can be more tokens, and more exchanges than necessary are left out.
         let (mut good, mut bad) = (1, begins.len() + 1);
         while good + 1 < bad {
             let middle = (2 * good).min(good + (bad - good) / 2);

@@ -57,9 +57,9 @@ const OVERHEAD: usize = 1024;
 /// let mpi = Mpi::start()?;
 /// let builder = Model::builder().split("tensor:2".parse().unwrap());
 /// if mpi.rank() > 0 {
-///     return mpi.follow(&builder, || ModelFile::open("Bonsai-8B.gguf"));
+///     return mpi.follow(&builder, || ModelFile::open("Bonsai-8B-Q1_0.gguf"));
 /// }
-/// let model = builder.mpi(&mpi).load("Bonsai-8B.gguf")?;
+/// let model = builder.mpi(&mpi).load("Bonsai-8B-Q1_0.gguf")?;
 /// for piece in model.chat()?.send("Hello")? {
 ///     print!("{}", piece?.text);
 /// }

@@ -104,9 +104,9 @@ impl Models {
         }
     }
 
-    /// Writes the samples to a file beside the models.
-    fn save(&self, samples: &[Sample]) -> Result<()> {
-        write(&self.dir.join("samples.txt"), &sample::lines(samples))
+    /// The samples of a run that has not ended.
+    fn part(&self) -> PathBuf {
+        self.dir.join("samples.part.txt")
     }
 }
 
@@ -158,7 +158,9 @@ fn report(
     let report = table::report(samples, native, pages, notes);
     println!("\n{report}");
     write(&models.dir.join("report.md"), &report)?;
-    models.save(samples)
+    write(&models.dir.join("samples.txt"), &sample::lines(samples))?;
+    let _ = std::fs::remove_file(models.part());
+    Ok(())
 }
 
 fn prepare(machine: &mut Machine, needs: &[Need]) -> Result<()> {

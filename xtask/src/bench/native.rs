@@ -75,7 +75,7 @@ pub(super) fn measure(
                     }
                 }
                 // A run that is interrupted keeps what it measured.
-                models.save(samples)?;
+                super::write(&models.part(), &sample::lines(samples))?;
             }
         }
     }
