@@ -462,7 +462,9 @@ export async function deleteOutdated(url: string, options: DownloadOptions): Pro
 export async function deleteCache(url: string | URL, options: CacheOptions = {}): Promise<boolean> {
   const { hub } = cacheArguments(options);
   const files = filesOf(url, hub);
-  // Copies that several tabs read at once could be deleted all the same.
+  // Where the user blocks storage, this says so, and locks are refused, too.
+  await directory();
+  // A copy that several tabs read at once could be deleted all the same.
   for (const file of files) if (await isInUse(file)) throw new ShohinError("read", `the kept copy of ${file} is in use`);
   let had = false;
   for (const file of files) had = (await deleteCopy(file)) || had;
