@@ -5,6 +5,8 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
 use crate::terminal::printable;
 
 /// The reason why a command could not finish.
@@ -65,7 +67,14 @@ fn say(message: &str, code: u8) -> ExitCode {
 }
 
 /// Prints what is wrong with the arguments, or the help that they ask for; returns the exit code.
-pub(crate) fn report_usage(error: &clap::Error) -> ExitCode {
+pub(crate) fn report_usage(mut error: clap::Error) -> ExitCode {
+    if error.kind() == ErrorKind::UnknownArgument
+        && let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg)
+        && Path::new(argument).is_file()
+    {
+        let tip = format!("'-m {argument}' names a model").into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
     let is_safe =
         |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| printable(text) == text);
     // clap prints in colour, and the arguments as they are.

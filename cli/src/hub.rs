@@ -116,7 +116,7 @@ pub(crate) fn located(named: &Path) -> Result<PathBuf> {
     if !(text.starts_with("hf:") || is_published) || named.exists() {
         if is_bare_name(text) && !named.exists() {
             return Err(CliError::new(format_args!(
-                "the model is {text:?}, expected a file, a folder, one of {}, or hf:owner/repository/file",
+                "there is no model {text:?}; expected a file, a folder, one of {}, or hf:owner/repository/file",
                 published_names()
             )));
         }

@@ -181,7 +181,7 @@ fn main() -> ExitCode {
     }
     let mut cli = match parse() {
         Ok(cli) => cli,
-        Err(error) => return error::report_usage(&error),
+        Err(error) => return error::report_usage(error),
     };
     let model = &cli.model;
     if (model.gpu.is_some() || model.device.is_some() || model.split.is_some())

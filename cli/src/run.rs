@@ -227,7 +227,14 @@ fn call_json(call: &FunctionCall) -> Value {
 fn prompt(args: &RunArgs) -> Result<String> {
     let text = match (&args.prompt, &args.file) {
         (_, Some(file)) => terminal::read_text(file)?,
-        (Some(prompt), None) if prompt != "-" => prompt.clone(),
+        (Some(prompt), None) if prompt != "-" => {
+            if Path::new(prompt).is_file() {
+                terminal::remark(
+                    "(this file's name is the prompt; -m FILE names a model, --file FILE a text)",
+                );
+            }
+            prompt.clone()
+        }
         _ => terminal::read_text(Path::new("-"))?,
     };
     // The line end belongs to the file, not to the message.

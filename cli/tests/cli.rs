@@ -163,6 +163,10 @@ fn wrong_usage_is_code_2() {
             assert!(text.contains("expected a whole number, 0 or more"), "{text}");
         }
     }
+    let tip = refused(&["inspect", "Cargo.toml"]);
+    assert!(tip.contains("'-m Cargo.toml' names a model"), "{tip}");
+    let output = shohin(&["run", "-n", "1", "Cargo.toml"]).output().unwrap();
+    assert!(String::from_utf8(output.stderr).unwrap().contains("this file's name is the prompt"));
 }
 
 // ---- run and chat
@@ -1091,7 +1095,7 @@ fn broken_model_files_are_named() {
         ),
         (
             "bonsi-1.7b".into(),
-            "the model is \"bonsi-1.7b\", expected a file, a folder, one of bonsai-1.7b, ternary-bonsai-1.7b, ",
+            "there is no model \"bonsi-1.7b\"; expected a file, a folder, one of bonsai-1.7b, ternary-bonsai-1.7b, ",
         ),
         (
             env!("CARGO_TARGET_TMPDIR").into(),
@@ -1247,9 +1251,10 @@ fn wrong_values_are_named_with_their_range() {
             &["run", "x", "--overflow", "shift", "--keep", "9999"],
             "--keep 9999 leaves no room in a context of",
         ),
-        (&["run", "x", "--draft", "nope"], "--draft: the model is \"nope\", expected a file, a folder"),
+        (&["run", "x", "--draft", "nope"], "--draft: there is no model \"nope\"; expected a file, a folder"),
         (&["run", "x", "--grammar", "a"], "--grammar, a file or a text with ::=: cannot read a"),
         (&["run", "x", "--json-schema", "a"], "--json-schema, a file or a schema: cannot read a"),
+        (&["convert", "no-such-folder", "--out", &good], "no-such-folder: No such file or directory"),
         (&["run", "--file", "no-such-file"], "cannot read no-such-file: No such file or directory"),
         (&["run", "--file", &bytes], "expected UTF-8 text, found other bytes at offset 3"),
         (&["logits", "--tokens", &ids], "expected a token id, found \"x\" as number 3"),

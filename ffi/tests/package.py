@@ -48,10 +48,26 @@ class Package(unittest.TestCase):
                 call()
             self.assertEqual(caught.exception.code, code)
             self.assertTrue(str(caught.exception))
-        with self.assertRaises(TypeError):
-            self.model.chat(temprature=1)
-        with self.assertRaises(ValueError):
-            Model.load(MODEL, kv_format="f8")
+
+    def test_wrong_arguments_are_named(self):
+        chat = self.model.chat()
+        for error, says, call in [
+            (TypeError, "temprature", lambda: self.model.chat(temprature=1)),
+            (TypeError, "max_tokens is 'x', expected a whole number", lambda: self.model.chat(max_tokens="x")),
+            (TypeError, "temperature is '1', expected a number", lambda: self.model.chat(temperature="1")),
+            (TypeError, "threads is 1.5", lambda: Model.load(MODEL, threads=1.5)),
+            (TypeError, "text is 3, expected a str", lambda: chat.send(3)),
+            (TypeError, "tokens is 'The cow', expected token ids", lambda: chat.complete("The cow")),
+            (TypeError, "not NoneType", lambda: Model.load(None)),
+            (ValueError, "kv_format is 'f8'", lambda: Model.load(MODEL, kv_format="f8")),
+            (ValueError, "threads is -1", lambda: Model.load(MODEL, threads=-1)),
+            (ValueError, "seed is -1, expected a whole number from 0", lambda: self.model.chat(seed=-1)),
+            (ValueError, "token is -1", lambda: self.model.detokenize([-1])),
+            (ValueError, "format is ('regex',)", lambda: self.model.chat(format=("regex",))),
+        ]:
+            with self.assertRaises(error) as caught:
+                call()
+            self.assertIn(says, str(caught.exception))
 
     def test_a_session_goes_on(self):
         first, second = self.model.chat(**GREEDY), self.model.chat(**GREEDY)

@@ -11,6 +11,8 @@ A model may be used by any number of threads, a chat by one at a time. Python's 
 
 import ctypes
 import json
+import operator
+import os
 import sys
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float
 from ctypes import c_int32, c_size_t, c_uint32, c_uint64, c_void_p
@@ -22,6 +24,10 @@ _OK, _DONE, _SHORT_BUFFER = 0, 1, 5
 _KV_FORMATS = {None: 0, "f32": 1, "f16": 2, "q8": 3, "q4": 4, "fp8_e4m3": 5, "fp8_e5m2": 6}
 _DEVICES = {"best": 0, "cpu": 1, "gpu": 2}
 _REASONS = {0: None, 1: "stop", 2: "length", 3: "context_full", 4: "cancelled"}
+_WHOLE, _LARGE = 2**32 - 1, 2**64 - 1
+#: The largest values of options that are whole numbers.
+_COUNTS = {"seed": _LARGE, "top_k": _WHOLE, "max_tokens": _WHOLE}
+_FLOATS = {"temperature", "top_p", "min_p", "repetition_penalty"}
 _FORMATS = {"json_object": 1, "json_schema": 2, "regex": 3, "grammar": 4}
 
 
@@ -168,16 +174,38 @@ def _call(function, *arguments, allowed=()):
     return code
 
 
-def _text(text):
-    data = str(text).encode()
+def _text(name, text):
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is {text!r}, expected a str")
+    data = text.encode()
     return data, len(data)
 
 
-def _texts(texts):
+def _path(path):
+    return _text("path", os.fsdecode(path))
+
+
+def _texts(name, texts):
     array = (_Text * len(texts))()
     for place, text in zip(array, texts):
-        place.text, place.len = _text(text)
+        place.text, place.len = _text(name, text)
     return array, len(texts)
+
+
+def _whole(name, value, most):
+    """A whole number; ctypes would take others modulo a power of two."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}, expected a whole number")
+    value = operator.index(value)
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} is {value}, expected a whole number from 0 to {most}")
+    return value
+
+
+def _float(name, value):
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is {value!r}, expected a number")
+    return float(value)
 
 
 def _buffer(function, kind, expected, *arguments):
@@ -192,8 +220,10 @@ def _buffer(function, kind, expected, *arguments):
 
 
 def _tokens(tokens):
-    array = (c_uint32 * len(tokens))(*tokens)
-    return array, len(tokens)
+    if isinstance(tokens, str):
+        raise TypeError(f"tokens is {tokens!r}, expected token ids, as tokenize returns them")
+    ids = [_whole("token", token, _WHOLE) for token in tokens]
+    return (c_uint32 * len(ids))(*ids), len(ids)
 
 
 def _chosen(name, value, choices):
@@ -218,7 +248,8 @@ class Model:
     def _load(cls, function, *arguments, threads=0, context=0, kv_format=None, device="best"):
         options, handle = _LoadOptions(), c_void_p()
         _call("load_options_default", byref(options), ctypes.sizeof(options))
-        options.threads, options.context = threads, context
+        options.threads = _whole("threads", threads, _WHOLE)
+        options.context = _whole("context", context, _WHOLE)
         options.kv_format = _chosen("kv_format", kv_format, _KV_FORMATS)
         options.device = _chosen("device", device, _DEVICES)
         _call(function, *arguments, byref(options), byref(handle))
@@ -228,7 +259,7 @@ class Model:
     def load(cls, path, **options):
         """Loads a GGUF file. Options: threads, context, kv_format ("f32", "f16", "q8", "q4",
         "fp8_e4m3", "fp8_e5m2"), device ("cpu", "gpu")."""
-        return cls._load("model_load", *_text(path), **options)
+        return cls._load("model_load", *_path(path), **options)
 
     @classmethod
     def from_bytes(cls, data, **options):
@@ -249,7 +280,7 @@ class Model:
 
     def tokenize(self, text):
         """The tokens of a text."""
-        return _buffer("tokenize", c_uint32, 256, self._handle, *_text(text))
+        return _buffer("tokenize", c_uint32, 256, self._handle, *_text("text", text))
 
     def detokenize(self, tokens):
         """The text of tokens."""
@@ -257,7 +288,7 @@ class Model:
 
     def embed(self, text):
         """The embedding of a text, of length 1."""
-        return _buffer("embed", c_float, self.info["embedding_size"], self._handle, *_text(text))
+        return _buffer("embed", c_float, self.info["embedding_size"], self._handle, *_text("text", text))
 
     def logits(self, tokens):
         """The logits of the token after some tokens."""
@@ -279,7 +310,7 @@ class Chat:
         if options:
             self.set_options(**options)
         if system is not None:
-            _call("chat_system", self._handle, *_text(system))
+            _call("chat_system", self._handle, *_text("system", system))
 
     def __del__(self):
         if getattr(self, "_handle", None) and _library:
@@ -297,31 +328,37 @@ class Chat:
         found = _ChatOptions()
         _call("chat_options_default", byref(found), ctypes.sizeof(found))
         for name, value in options.items():
-            if name not in ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens"):
+            if name in _COUNTS:
+                setattr(found, name, _whole(name, value, _COUNTS[name]))
+            elif name in _FLOATS:
+                setattr(found, name, _float(name, value))
+            else:
                 raise TypeError(f"{name!r} is not an option of replies")
-            setattr(found, name, value)
-        found.thinking = -1 if thinking is True else int(thinking)
+        # For the library -1 is as much as the model likes.
+        found.thinking = -int(thinking) if isinstance(thinking, bool) else _whole("thinking", thinking, 2**31 - 1)
         if format is not None:
-            kind, text = (format, "") if isinstance(format, str) else format
-            found.format = _chosen("format", kind, _FORMATS)
-            found.format_text, found.format_text_len = _text(text)
-        found.stop, found.stop_count = _texts([stop] if isinstance(stop, str) else stop)
+            pair = (format, "") if isinstance(format, str) else tuple(format)
+            if len(pair) != 2:
+                raise ValueError(f"format is {format!r}, expected a name, or a pair of a name and its text")
+            found.format = _chosen("format", pair[0], _FORMATS)
+            found.format_text, found.format_text_len = _text("format", pair[1])
+        found.stop, found.stop_count = _texts("stop", [stop] if isinstance(stop, str) else stop)
         descriptions = [tool if isinstance(tool, str) else json.dumps(tool) for tool in tools]
-        found.tools, found.tool_count = _texts(descriptions)
-        found.tool_choice, found.tool_choice_len = _text(tool_choice)
+        found.tools, found.tool_count = _texts("tools", descriptions)
+        found.tool_choice, found.tool_choice_len = _text("tool_choice", tool_choice)
         self._turn += 1
         _call("chat_set_options", self._handle, byref(found))
 
     def send(self, text):
         """Sends a message; gives the pieces of the reply as they are computed. Leaving the loop keeps the text so far."""
         self._turn += 1
-        _call("chat_send", self._handle, *_text(text))
+        _call("chat_send", self._handle, *_text("text", text))
         return Reply(self)
 
     def send_results(self, results):
         """Sends what the functions returned that the last reply called, one text for each call."""
         self._turn += 1
-        _call("chat_send_results", self._handle, *_texts(results))
+        _call("chat_send_results", self._handle, *_texts("results", results))
         return Reply(self)
 
     def speculate(self, draft=None):
@@ -334,7 +371,7 @@ class Chat:
         _call("chat_interrupt", self._handle)
 
     def complete(self, tokens):
-        """Continues tokens as plain text; the conversation stays as it is."""
+        """Continues tokens, as `Model.tokenize` returns them, as plain text; the conversation stays as it is."""
         self._turn += 1
         _call("chat_complete", self._handle, *_tokens(tokens))
         return Reply(self)
@@ -349,12 +386,12 @@ class Chat:
     def save(self, path):
         """Writes the conversation to a file."""
         self._turn += 1
-        _call("chat_save", self._handle, *_text(path))
+        _call("chat_save", self._handle, *_path(path))
 
     def open(self, path):
         """Goes on with the conversation of a file."""
         self._turn += 1
-        _call("chat_open", self._handle, *_text(path))
+        _call("chat_open", self._handle, *_path(path))
 
 
 class Reply:

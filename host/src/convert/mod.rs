@@ -125,15 +125,19 @@ pub fn convert(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Converted> {
     let (source, out) = (source.as_ref(), out.as_ref());
-    if !options.replace && out.exists() {
-        return Err(ConvertError::Exists.at(out));
-    }
+    // After the source was opened: whoever is told to replace a file can do so.
+    let check = || match !options.replace && out.exists() {
+        true => Err(ConvertError::Exists.at(out)),
+        false => Ok(()),
+    };
     if is_folder(source) {
         let folder = Folder::open(source)?;
+        check()?;
         return save(&Plan::of_folder(&folder, options)?, out, &mut progress);
     }
     let file = ModelFile::open(source)?;
     let gguf = file.gguf(&ReadOptions::default())?;
+    check()?;
     save(&Plan::of_gguf(source, &gguf, options)?, out, &mut progress)
 }
 
