@@ -366,6 +366,15 @@ pub(crate) const SUITES: &[Suite] = &[
         beside: Beside::Anything,
     },
     Suite {
+        name: "firmware",
+        about: "chats on emulated Cortex-M and RISC-V boards: replies, memory, flash, instructions per token",
+        needs: firmware::NEEDS,
+        unfit: ANYWHERE,
+        run: |m| firmware::run(m, false),
+        counts: true,
+        beside: Beside::Anything,
+    },
+    Suite {
         name: "ffi",
         about: "the C interface: every function, with sanitizers and Valgrind, too; examples in C, C++ and Python; CMake, pkg-config",
         needs: &[Need::Program(&GXX), Need::Program(&CMAKE), Need::Program(&VALGRIND)],
@@ -461,15 +470,6 @@ pub(crate) const SUITES: &[Suite] = &[
                 m.cargo().args("test --profile tool --package").arg(CORE).args("--no-default-features");
             left_out.args("--features one-bit-formats --test left_out").tests()
         },
-        counts: true,
-        beside: Beside::AnythingAtLowPriority,
-    },
-    Suite {
-        name: "firmware",
-        about: "chats on emulated Cortex-M and RISC-V boards: replies, memory, flash, instructions per token",
-        needs: firmware::NEEDS,
-        unfit: ANYWHERE,
-        run: |m| firmware::run(m, false),
         counts: true,
         beside: Beside::AnythingAtLowPriority,
     },
