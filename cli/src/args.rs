@@ -28,7 +28,7 @@ pub(crate) fn byte_count<T: TryFrom<u64>>(text: &str) -> Result<T, &'static str>
     if !(bytes.is_finite() && bytes >= 0.0 && bytes.fract() == 0.0) {
         return Err(WRONG);
     }
-    const LARGE: &str = "expected less: there are no addresses for so many bytes";
+    const LARGE: &str = "expected fewer bytes: no memory of this machine can be as large";
     let bytes = Some(bytes).filter(|bytes| *bytes < u64::MAX as f64).ok_or(LARGE)?;
     T::try_from(bytes as u64).map_err(|_| LARGE)
 }

@@ -463,15 +463,15 @@ impl Terminal {
     }
 
     fn set(&mut self, argument: &str) -> Result<String> {
-        let mut words = argument.split_whitespace();
         let mut config = self.chat.options().sampler;
-        let Some(name) = words.next() else {
+        if argument.is_empty() {
             let lines: Vec<String> =
                 options(&mut config).iter().map(|(n, v)| format!("  {n:20}{}", v.shown())).collect();
             return Ok(lines.join("\n"));
-        };
+        }
+        let (name, value) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
+        let value = value.trim_start();
         let wanted = name.replace('-', "_");
-        let value = argument.trim_start().strip_prefix(name).unwrap_or_default().trim();
         let mut all = options(&mut config);
         let Some((_, option)) = all.iter_mut().find(|(n, _)| *n == wanted) else {
             let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();

@@ -2,9 +2,9 @@
 //!
 //! A step computes the next token of every reply, and a part of the prompts that have just begun, in one batch:
 //! the weights are read once for all of them. A reply has the same bits as alone, if the device's do not depend on the
-//! number of rows. Keys and values of ended replies are kept up to a number of bytes, so that a conversation that goes on computes its new tokens only. A prompt that begins
-//! like another one shares the memory of what they have in common, if the device has pages
-//! ([`Device::fork`]), and copies it otherwise.
+//! number of rows. Keys and values of ended replies are kept up to a number of bytes, so that a conversation that goes on
+//! computes its new tokens only. A prompt that begins like another one shares the memory of what they have in common, if
+//! the device has pages ([`Device::fork`]), and copies it otherwise.
 #![forbid(unsafe_code)]
 
 use super::conversation::{Conversation, Finish, Piece, SessionState, Usage};
