@@ -95,10 +95,8 @@ impl From<shohin_core::Error> for CliError {
 impl From<shohin::Error> for CliError {
     fn from(error: shohin::Error) -> Self {
         match &error {
-            // That is no option, but set in the environment.
-            shohin::Error::Option { name, .. } if name.starts_with("HF_") => CliError::usage(error),
             shohin::Error::Option { .. } => CliError::usage(format_args!("--{error}")),
-            shohin::Error::Config(_) => CliError::usage(error),
+            shohin::Error::Environment { .. } | shohin::Error::Config(_) => CliError::usage(error),
             shohin::Error::Address { url } => CliError::usage(format_args!(
                 "--model is an address, but nothing is downloaded here; get the file first: curl -LO {url}"
             )),

@@ -60,6 +60,15 @@ pub enum Error {
         /// Values it can have.
         expected: String,
     },
+    /// An environment variable has a value that cannot be used, or is needed and not set.
+    Environment {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        found: String,
+        /// Values it can have.
+        expected: String,
+    },
     /// The system refused to start threads.
     Threads {
         /// Number of threads requested.
@@ -144,7 +153,7 @@ impl Error {
             Error::TooManyParts { .. } => "limit",
             Error::MissingPart { source, .. } => source.code(),
             Error::Model { source, .. } | Error::Engine(source) | Error::Config(source) => source.code(),
-            Error::Option { .. } => "option",
+            Error::Option { .. } | Error::Environment { .. } => "option",
             Error::Threads { .. } => "threads",
             Error::EmptyText { .. } => "length",
             Error::LongText { .. } => "context_full",
@@ -184,7 +193,9 @@ impl fmt::Display for Error {
                 write!(f, "the model has {count} parts, and all are needed: {source}")
             }
             Error::Model { name, source } => write!(f, "{name}: {source}"),
-            Error::Option { name, found, expected } => write!(f, "{name} is {found:?}, expected {expected}"),
+            Error::Option { name, found, expected } | Error::Environment { name, found, expected } => {
+                write!(f, "{name} is {found:?}, expected {expected}")
+            }
             Error::Threads { count, source } => write!(f, "cannot start {count} threads: {source}"),
             Error::Config(source) | Error::Engine(source) => source.fmt(f),
             Error::EmptyText { number } => write!(f, "text {number} is empty"),
@@ -248,6 +259,7 @@ impl std::error::Error for Error {
             | Error::Address { .. }
             | Error::TooManyParts { .. }
             | Error::Option { .. }
+            | Error::Environment { .. }
             | Error::EmptyText { .. }
             | Error::LongText { .. }
             | Error::NotFinite

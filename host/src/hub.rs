@@ -278,13 +278,18 @@ impl Hub {
             Some(cache) => Some(PathBuf::from(cache)),
             None => home().map(|home| home.join("hub")),
         };
-        let cache = cache.ok_or_else(|| Error::Option {
+        let cache = cache.ok_or_else(|| Error::Environment {
             name: "HF_HUB_CACHE",
             found: String::new(),
             expected: "a directory, as there is no home directory".into(),
         })?;
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
-        let mut hub = Hub::new(endpoint, cache)?;
+        let mut hub = Hub::new(endpoint, cache).map_err(|error| match error {
+            Error::Option { found, expected, .. } => {
+                Error::Environment { name: "HF_ENDPOINT", found, expected }
+            }
+            other => other,
+        })?;
         let kept = || fs::read_to_string(home()?.join("token")).ok();
         hub.token =
             set("HF_TOKEN").or_else(kept).map(|token| token.trim().to_string()).filter(|t| !t.is_empty());
@@ -303,7 +308,7 @@ impl Hub {
         let is_web = |uri: &Uri| ["http", "https"].contains(&uri.scheme_str().unwrap_or_default());
         if !endpoint.parse::<Uri>().is_ok_and(|uri| is_web(&uri)) {
             let expected = "an http or https address".into();
-            return Err(Error::Option { name: "HF_ENDPOINT", found: endpoint, expected });
+            return Err(Error::Option { name: "endpoint", found: endpoint, expected });
         }
         let stall_timeout = Duration::from_secs(30);
         let agent = Agent::config_builder()
