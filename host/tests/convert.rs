@@ -445,6 +445,13 @@ fn a_gguf_file_is_quantized_tensor_by_tensor() {
     for (key, value) in before.metadata().iter().filter(|(key, _)| *key != "general.file_type") {
         assert_eq!(format!("{:?}", after.metadata().get(key)), format!("{:?}", Some(value)), "{key}");
     }
+
+    // Without a type or rules, also that one stays.
+    let copy = converted(&out, &ConvertOptions::new()).unwrap();
+    let copy = Gguf::parse(&copy).unwrap();
+    for (key, value) in after.metadata().iter() {
+        assert_eq!(format!("{:?}", copy.metadata().get(key)), format!("{:?}", Some(value)), "{key}");
+    }
 }
 
 /// The experts of a layer are one tensor, and their router keeps its bits.

@@ -53,10 +53,11 @@ impl<'f> Plan<'f> {
     pub(super) fn of_gguf(source: &'f Path, gguf: &Gguf<'f>, options: &ConvertOptions) -> Result<Self> {
         let plan = || {
             let mut w = GgufWriter::new();
-            for (key, value) in gguf.metadata().iter().filter(|(key, _)| ![VERSION, FILE_TYPE].contains(key))
-            {
+            let keeps_types = options.file_type.is_none() && options.rules.is_empty();
+            for (key, value) in gguf.metadata().iter() {
                 // The parts of a model become one file.
-                if !key.starts_with("split.") {
+                let stays = key != VERSION && (key != FILE_TYPE || keeps_types) && !key.starts_with("split.");
+                if stays {
                     w.set(key, value)?;
                 }
             }
