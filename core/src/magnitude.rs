@@ -5,20 +5,5 @@
 #[cfg_attr(not(target_os = "none"), inline(always))]
 #[cfg_attr(target_os = "none", inline)]
 pub(crate) fn largest_bits(x: &[f32]) -> u32 {
-    let mut max = [0; 16];
-    let (whole, rest) = x.as_chunks::<16>();
-    for x in whole {
-        for i in 0..16 {
-            max[i] = max[i].max(x[i].to_bits() & 0x7fff_ffff);
-        }
-    }
-    for v in rest {
-        max[0] = max[0].max(v.to_bits() & 0x7fff_ffff);
-    }
-    for width in [8, 4, 2, 1] {
-        for i in 0..width {
-            max[i] = max[i].max(max[i + width]);
-        }
-    }
-    max[0]
+    x.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff))
 }

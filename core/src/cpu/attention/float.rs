@@ -210,6 +210,8 @@ impl<L: Simd, E: LoadLanes, const R: usize, const N: usize> SimdOp for ScoreBloc
     #[inline(always)]
     fn run(self) -> usize {
         let ScoreBlocks { q, keys, scores, .. } = self;
+        // Not read from memory again in each step.
+        let q: [*const f32; R] = core::array::from_fn(|r| q[r].wrapping_add(keys.at));
         let mut b = 0;
         // SAFETY: made in [`score`] only, by whose caller's promise a tile of scores has room for all blocks.
         unsafe {
@@ -228,7 +230,7 @@ impl<L: Simd, E: LoadLanes, const R: usize, const N: usize> SimdOp for ScoreBloc
 
 #[inline(always)]
 unsafe fn score_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
-    q: &[*const f32],
+    q: [*const f32; R],
     keys: Keys<E>,
     b: usize,
     scores: *mut f32,
@@ -243,18 +245,18 @@ unsafe fn score_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
                 sums[r][n] = L::load(scores.add(r * TILE + n * LANES));
             }
         }
-        let next = keys.next.map(|next| next.wrapping_add(b * keys.stride * size_of::<E::Stored>()));
-        // Steps per cache line.
-        let line = const { if size_of::<E::Stored>() < 4 { 4 / size_of::<E::Stored>() } else { 1 } };
         let mut i = 0;
-        while i + line <= keys.n {
-            if let Some(next) = next {
+        if let (true, Some(next)) = (L::PREFETCHES, keys.next) {
+            let next = next.wrapping_add(b * keys.stride * size_of::<E::Stored>());
+            // Steps per cache line.
+            let line = const { if size_of::<E::Stored>() < 4 { 4 / size_of::<E::Stored>() } else { 1 } };
+            while i + line <= keys.n {
                 prefetch::<L>(next.wrapping_add(i * N * bytes::<E>()), N * line * bytes::<E>());
+                for i in i..i + line {
+                    score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);
+                }
+                i += line;
             }
-            for i in i..i + line {
-                score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);
-            }
-            i += line;
         }
         while i < keys.n {
             score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);
@@ -270,7 +272,7 @@ unsafe fn score_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
 
 #[inline(always)]
 unsafe fn score_step<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
-    q: &[*const f32],
+    q: [*const f32; R],
     keys: Keys<E>,
     keys_at: *const E::Stored,
     i: usize,
@@ -283,7 +285,7 @@ unsafe fn score_step<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
             k[n] = E::lanes::<L>(keys_at.add(n * keys.stride + i * LANES));
         }
         for r in 0..R {
-            let x = L::splat(*q[r].add(keys.at + i));
+            let x = L::splat(*q[r].add(i));
             for n in 0..N {
                 sums[r][n] = L::add(sums[r][n], L::mul(x, k[n]));
             }

@@ -214,6 +214,7 @@ impl PanelKernel for Avx2 {
 impl LutKernel for Avx2 {
     /// One vector holds parts 0 and 1, the next parts 2 and 3.
     const VECTORS: usize = 2;
+    const AHEAD: usize = 8;
     type Indices = [__m256i; 2];
 
     #[inline(always)]
@@ -408,28 +409,32 @@ impl TokenLanes for Avx2 {
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
 impl FieldLanes for Avx2 {
     #[inline(always)]
-    unsafe fn fields(codes: [*const u8; 4], shift: u32, entries: *mut u32) {
+    unsafe fn fields(codes: [[*const u8; 4]; 2], shift: u32, entries: *mut u64) {
         unsafe {
-            let [a, b, c, d] = codes.map(|codes| _mm_loadu_si128(codes.cast()));
-            // Rows 0 to 7 and 8 to 15.
-            let pairs = [
-                [_mm_unpacklo_epi8(a, b), _mm_unpacklo_epi8(c, d)],
-                [_mm_unpackhi_epi8(a, b), _mm_unpackhi_epi8(c, d)],
-            ];
-            let words = pairs.map(|[low, high]| {
-                _mm256_set_m128i(_mm_unpackhi_epi16(low, high), _mm_unpacklo_epi16(low, high))
-            });
-            let mut from = 0;
-            for (f, cols) in FIELDS.into_iter().enumerate() {
-                for (h, words) in words.into_iter().enumerate() {
-                    let field = match shift.checked_sub(from) {
-                        Some(by) => _mm256_sll_epi32(words, _mm_cvtsi32_si128(by as i32)),
-                        None => _mm256_srl_epi32(words, _mm_cvtsi32_si128((from - shift) as i32)),
-                    };
-                    let field = _mm256_and_si256(field, _mm256_set1_epi32(((1 << cols) - 1) << shift));
-                    _mm256_storeu_si256(entries.add(f * PANEL_ROWS + 8 * h).cast(), field);
+            // Words of rows 0 to 3, 4 to 7 and so on.
+            let mut words = [[_mm_setzero_si128(); 4]; 2];
+            for (words, codes) in words.iter_mut().zip(codes) {
+                let [a, b, c, d] = codes.map(|codes| _mm_loadu_si128(codes.cast()));
+                let pairs = [
+                    [_mm_unpacklo_epi8(a, b), _mm_unpacklo_epi8(c, d)],
+                    [_mm_unpackhi_epi8(a, b), _mm_unpackhi_epi8(c, d)],
+                ];
+                for (words, [low, high]) in words.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
+                    *words = [_mm_unpacklo_epi16(low, high), _mm_unpackhi_epi16(low, high)];
                 }
-                from += cols as u32;
+            }
+            for (h, (a, b)) in words[0].into_iter().zip(words[1]).enumerate() {
+                let both = _mm256_set_m128i(_mm_unpackhi_epi32(a, b), _mm_unpacklo_epi32(a, b));
+                let mut from = 0;
+                for (f, cols) in FIELDS.into_iter().enumerate() {
+                    let field = match shift.checked_sub(from) {
+                        Some(by) => _mm256_sll_epi16(both, _mm_cvtsi32_si128(by as i32)),
+                        None => _mm256_srl_epi16(both, _mm_cvtsi32_si128((from - shift) as i32)),
+                    };
+                    let field = _mm256_and_si256(field, _mm256_set1_epi16(((1 << cols) - 1) << shift));
+                    _mm256_storeu_si256(entries.add(f * PANEL_ROWS + 4 * h).cast(), field);
+                    from += cols as u32;
+                }
             }
         }
     }

@@ -163,6 +163,7 @@ impl PanelKernel for Avx512 {
 )]
 impl LutKernel for Avx512 {
     const VECTORS: usize = 1;
+    const AHEAD: usize = 16;
     type Indices = [__m512i; 2];
 
     #[inline(always)]
@@ -306,21 +307,33 @@ impl TokenLanes for Avx512 {
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
 impl FieldLanes for Avx512 {
     #[inline(always)]
-    unsafe fn fields(codes: [*const u8; 4], shift: u32, entries: *mut u32) {
+    unsafe fn fields(codes: [[*const u8; 4]; 2], shift: u32, entries: *mut u64) {
         unsafe {
-            let [a, b, c, d] = codes.map(|codes| _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.cast())));
-            let low = _mm512_or_si512(a, _mm512_slli_epi32::<8>(b));
-            let high = _mm512_or_si512(_mm512_slli_epi32::<16>(c), _mm512_slli_epi32::<24>(d));
-            let words = _mm512_or_si512(low, high);
-            let mut from = 0;
-            for (f, cols) in FIELDS.into_iter().enumerate() {
-                let field = match shift.checked_sub(from) {
-                    Some(by) => _mm512_sll_epi32(words, _mm_cvtsi32_si128(by as i32)),
-                    None => _mm512_srl_epi32(words, _mm_cvtsi32_si128((from - shift) as i32)),
-                };
-                let field = _mm512_and_si512(field, _mm512_set1_epi32(((1 << cols) - 1) << shift));
-                _mm512_storeu_si512(entries.add(f * PANEL_ROWS).cast(), field);
-                from += cols as u32;
+            // In a loop, as closures are not always inlined to where the instruction set is.
+            let mut words = [_mm512_setzero_si512(); 2];
+            for (words, codes) in words.iter_mut().zip(codes) {
+                for (i, codes) in codes.into_iter().enumerate() {
+                    let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.cast()));
+                    let by = _mm_cvtsi32_si128(8 * i as i32);
+                    *words = _mm512_or_si512(*words, _mm512_sll_epi32(bytes, by));
+                }
+            }
+            let [first, second] = words;
+            // Rows 0 to 7 and 8 to 15, the words of a row side by side.
+            let even = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let halves = [even, _mm512_add_epi32(even, _mm512_set1_epi32(8))];
+            for (h, rows) in halves.into_iter().enumerate() {
+                let both = _mm512_permutex2var_epi32(first, rows, second);
+                let mut from = 0;
+                for (f, cols) in FIELDS.into_iter().enumerate() {
+                    let field = match shift.checked_sub(from) {
+                        Some(by) => _mm512_sll_epi16(both, _mm_cvtsi32_si128(by as i32)),
+                        None => _mm512_srl_epi16(both, _mm_cvtsi32_si128((from - shift) as i32)),
+                    };
+                    let field = _mm512_and_si512(field, _mm512_set1_epi16(((1 << cols) - 1) << shift));
+                    _mm512_storeu_si512(entries.add(f * PANEL_ROWS + 8 * h).cast(), field);
+                    from += cols as u32;
+                }
             }
         }
     }

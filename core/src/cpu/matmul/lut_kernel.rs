@@ -20,8 +20,6 @@ const SETS: usize = 4;
 const FEW: usize = 8;
 /// Tokens whose sums are kept at the same time: 32 KB for all sets.
 const TOKENS: usize = 32;
-/// Prefetch distance in blocks.
-const AHEAD: usize = 16;
 /// Groups of eight columns per part.
 pub(super) const EIGHTS: usize = 4;
 /// Bytes of the codes of 16 rows of 128 columns.
@@ -31,6 +29,8 @@ pub(super) const BLOCK_BYTES: usize = PANEL_ROWS * LUT_COLS / 8;
 pub(super) trait LutKernel: PanelKernel {
     /// Vectors that hold a byte of 16 rows of each part.
     const VECTORS: usize;
+    /// Prefetch distance in blocks.
+    const AHEAD: usize;
     /// The selected sums of 16 rows: of four columns, and of the next four.
     type Indices: Copy;
 
@@ -121,7 +121,7 @@ unsafe fn one_token<L: LutKernel, const G: usize>(args: &MatmulArgs<'_>, out: &m
         for b in 0..blocks {
             let codes = group.add(blocks * 2 * PANEL_ROWS + b * BLOCK_BYTES);
             // Lines of these groups or of the next, scales and codes alike, as memory is read sequentially.
-            let (later, next) = later(AHEAD, b, blocks, G * stride);
+            let (later, next) = later(L::AHEAD, b, blocks, G * stride);
             let later_codes = group.wrapping_add(next + blocks * 2 * PANEL_ROWS + later * BLOCK_BYTES);
             let luts = args.luts.get_unchecked(b);
             let n = L::block::<G>(luts, start(args, 0, b, luts), |g, v| {
@@ -163,7 +163,7 @@ unsafe fn tokens<L: LutKernel, const S: usize, const G: usize>(
             let sums = &mut sums[..TOKENS.min(args.tokens - first)];
             sums.as_flattened_mut().as_flattened_mut().fill(MaybeUninit::new(L::floats(0.0)));
             for b in 0..blocks {
-                let (later, next) = later(AHEAD, b, blocks, S * G * stride);
+                let (later, next) = later(L::AHEAD, b, blocks, S * G * stride);
                 for s in 0..S {
                     for g in 0..G {
                         let group = group.add((s * G + g) * stride);

@@ -21,8 +21,8 @@ use crate::cpu::repack::{ONE_BIT_FOURS, PANEL_ROWS};
 const PART: usize = 32;
 /// Most 16-bit integers of the tables that exist at the same time.
 const TABLES_LEN: usize = 1 << 15;
-/// Most entries that a panel selects from them.
-const ENTRIES: usize = 4 * FIELDS.len() * PANEL_ROWS;
+/// Most 64-bit integers for the offsets of the entries that a panel selects from them.
+const ENTRIES: usize = LUT_COLS / PART / 2 * FIELDS.len() * PANEL_ROWS;
 /// Most sums that share tables, which bounds their memory; half as many if blocks are longer than a unit.
 const SUMS: usize = 1 << 15;
 /// 16-bit integers per token of a [`Block`].
@@ -111,9 +111,10 @@ pub(super) trait ByteLanes: TokenLanes {
 
 /// The vectors of instruction sets that use [`Fields`]. Safety: as for [`TokenLanes`].
 pub(super) trait FieldLanes: TokenLanes {
-    /// Of 16 rows of 32 bits, whose four bytes `codes` point to, `field << shift` for each of the [`FIELDS`]; `shift`
-    /// is known at compile time.
-    unsafe fn fields(codes: [*const u8; 4], shift: u32, entries: *mut u32);
+    /// Of 16 rows of two words of 32 bits, whose bytes `codes` point to, `field << shift` for each of the [`FIELDS`] of their
+    /// halves, which is less than 2^16. The same field of the four halves of a row makes one of `entries`,
+    /// `(FIELDS, PANEL_ROWS)`. `shift` is known at compile time.
+    unsafe fn fields(codes: [[*const u8; 4]; 2], shift: u32, entries: *mut u64);
 }
 
 /// The position of token `t` of a group among 32-bit lanes, which are unpacked from the low and the high halves of
@@ -213,7 +214,7 @@ impl<L: ByteLanes> ByteLanes for Pair<L> {
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
 impl<L: FieldLanes> FieldLanes for Pair<L> {
     #[inline(always)]
-    unsafe fn fields(codes: [*const u8; 4], shift: u32, entries: *mut u32) {
+    unsafe fn fields(codes: [[*const u8; 4]; 2], shift: u32, entries: *mut u64) {
         unsafe { L::fields(codes, shift, entries) };
     }
 }
@@ -229,8 +230,8 @@ pub(super) trait Codes<L: TokenLanes> {
     const UNIT: usize;
     /// Bits per code.
     const BITS: usize;
-    /// The offset of an entry in bytes.
-    type Offset: Copy + Into<u32>;
+    /// The offsets in bytes of one entry or several.
+    type Offsets: Copy + Into<u64>;
     /// Tables of a part.
     const TABLES: usize;
     /// Entries of the tables of a part.
@@ -255,9 +256,9 @@ pub(super) trait Codes<L: TokenLanes> {
     /// other rows of the panel at distances of [`Codes::ROW`].
     ///
     /// Safety: the instruction set and the codes are there, and memory for [`ENTRIES`].
-    unsafe fn find(codes: *const u8, entries: *mut Self::Offset);
-    /// Where the first row's entry of table `t` of a part is among them.
-    fn entry(part: usize, t: usize, plane: usize) -> usize;
+    unsafe fn find(codes: *const u8, entries: *mut Self::Offsets);
+    /// Where the first row's entry of table `t` of a part is among them, and the bits before its 16.
+    fn entry(part: usize, t: usize, plane: usize) -> (usize, u32);
 }
 
 /// Writes the entries for `count` vectors of codes, of which `vector` gives the offsets, if each byte is an index.
@@ -280,7 +281,7 @@ pub(super) struct Bytes;
 impl<L: ByteLanes> Codes<L> for Bytes {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = 1;
-    type Offset = u16;
+    type Offsets = u16;
     const TABLES: usize = 4;
     const ENTRIES: usize = 4 * 256;
 
@@ -296,46 +297,52 @@ impl<L: ByteLanes> Codes<L> for Bytes {
         unsafe { find_bytes::<L>(codes, entries, 8, vector) };
     }
 
-    fn entry(part: usize, t: usize, _: usize) -> usize {
-        (4 * part + t) * PANEL_ROWS
+    fn entry(part: usize, t: usize, _: usize) -> (usize, u32) {
+        ((4 * part + t) * PANEL_ROWS, 0)
     }
 }
 
-/// As [`Bytes`], with four tables for five columns and two for six: less memory, which is soon filled.
+/// As [`Bytes`], with four tables for five columns and two for six: less memory, which is soon filled. A load takes the
+/// offsets of four entries, as processors do not load one more in a cycle in which they load two vectors.
 pub(super) struct Fields;
 
-/// The columns of the tables of [`Fields`].
-pub(super) const FIELDS: [usize; 6] = [5, 5, 5, 5, 6, 6];
+/// The columns of the tables for half a word.
+pub(super) const FIELDS: [usize; 3] = [5, 5, 6];
 
 impl<L: FieldLanes> Codes<L> for Fields {
     const UNIT: usize = LUT_COLS;
     const BITS: usize = 1;
-    type Offset = u32;
-    const TABLES: usize = FIELDS.len();
+    type Offsets = u64;
+    const TABLES: usize = 2 * FIELDS.len();
     const ENTRIES: usize = 256;
 
     fn table(t: usize) -> (usize, usize) {
-        (FIELDS[..t].iter().map(|cols| 1 << cols).sum(), FIELDS[t])
+        let (half, field) = (t / FIELDS.len(), t % FIELDS.len());
+        let before: usize = FIELDS[..field].iter().map(|cols| 1 << cols).sum();
+        (half * 128 + before, FIELDS[field])
     }
 
     fn column(t: usize, i: usize) -> usize {
-        FIELDS[..t].iter().sum::<usize>() + i
+        let (half, field) = (t / FIELDS.len(), t % FIELDS.len());
+        half * 16 + FIELDS[..field].iter().sum::<usize>() + i
     }
 
     #[inline(always)]
-    unsafe fn find(codes: *const u8, entries: *mut u32) {
-        for part in 0..LUT_COLS / PART {
+    unsafe fn find(codes: *const u8, entries: *mut u64) {
+        for pair in 0..LUT_COLS / PART / 2 {
             // SAFETY: the caller's promise.
             unsafe {
-                let codes = [0, 1, 2, 3].map(|i| codes.add((i * (LUT_COLS / PART) + part) * PANEL_ROWS));
-                let entries = entries.add(part * FIELDS.len() * PANEL_ROWS);
+                let byte = |part: usize, i: usize| codes.add((i * (LUT_COLS / PART) + part) * PANEL_ROWS);
+                let codes = [2 * pair, 2 * pair + 1].map(|part| [0, 1, 2, 3].map(|i| byte(part, i)));
+                let entries = entries.add(pair * FIELDS.len() * PANEL_ROWS);
                 L::fields(codes, entry_shift::<L>(), entries);
             }
         }
     }
 
-    fn entry(part: usize, t: usize, _: usize) -> usize {
-        (part * FIELDS.len() + t) * PANEL_ROWS
+    fn entry(part: usize, t: usize, _: usize) -> (usize, u32) {
+        let (half, field) = (t / FIELDS.len(), t % FIELDS.len());
+        ((part / 2 * FIELDS.len() + field) * PANEL_ROWS, 16 * (part % 2 * 2 + half) as u32)
     }
 }
 
@@ -345,7 +352,7 @@ pub(super) struct Planes;
 impl<L: ByteLanes> Codes<L> for Planes {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = 2;
-    type Offset = u16;
+    type Offsets = u16;
     const TABLES: usize = 4;
     const ENTRIES: usize = 4 * 256;
     const PLANES: usize = 2;
@@ -356,8 +363,8 @@ impl<L: ByteLanes> Codes<L> for Planes {
         unsafe { find_bytes::<L>(codes, entries, 16, |v| v * PANEL_ROWS) };
     }
 
-    fn entry(part: usize, t: usize, plane: usize) -> usize {
-        ((4 * part + t) * 2 + plane) * PANEL_ROWS
+    fn entry(part: usize, t: usize, plane: usize) -> (usize, u32) {
+        (((4 * part + t) * 2 + plane) * PANEL_ROWS, 0)
     }
 }
 
@@ -372,7 +379,7 @@ impl<const BITS: usize> Words<BITS> {
 impl<L: ByteLanes, const BITS: usize> Codes<L> for Words<BITS> {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = BITS;
-    type Offset = u16;
+    type Offsets = u16;
     const TABLES: usize = 4 * BITS;
     const ENTRIES: usize = 4 * BITS * 256;
     const ROW: usize = 4;
@@ -392,8 +399,8 @@ impl<L: ByteLanes, const BITS: usize> Codes<L> for Words<BITS> {
         unsafe { find_bytes::<L>(codes, entries, 8 * BITS, |v| v * PANEL_ROWS) };
     }
 
-    fn entry(part: usize, t: usize, _: usize) -> usize {
-        (part * BITS + t / 4) * 4 * PANEL_ROWS + t % 4
+    fn entry(part: usize, t: usize, _: usize) -> (usize, u32) {
+        ((part * BITS + t / 4) * 4 * PANEL_ROWS + t % 4, 0)
     }
 }
 
@@ -523,7 +530,7 @@ struct Buffers {
     /// `(rows, lanes)`; from the middle on integers of the same shape, of a block of weights until its last column.
     sums: [f32; SUMS],
     /// See [`Codes::find`].
-    entries: [u32; ENTRIES],
+    entries: [u64; ENTRIES],
 }
 
 #[derive(Clone, Copy)]
@@ -531,7 +538,7 @@ struct Pointers {
     tables: *mut i16,
     sums: *mut f32,
     integers: *mut i32,
-    entries: *mut u32,
+    entries: *mut u64,
 }
 
 impl Buffers {
@@ -561,7 +568,7 @@ unsafe fn sum_rows<L: TokenLanes, C: Codes<L>>(
 ) {
     let lanes = L::GROUP;
     let cols = args.w.cols();
-    let entries = entries.cast::<C::Offset>();
+    let entries = entries.cast::<C::Offsets>();
     // Entries of the tables of a Q8Block.
     let block_len = Q8_LEN / PART * C::ENTRIES * lanes;
     // SAFETY: the caller has the instruction set, the panels and the group.
@@ -645,7 +652,7 @@ unsafe fn build<L: TokenLanes, C: Codes<L>>(q: *const i16, tables: *mut i16) {
 /// The sum of part `I` of a row.
 #[inline(always)]
 unsafe fn part_sum<L: TokenLanes, C: Codes<L>, const I: usize>(
-    entries: *const C::Offset,
+    entries: *const C::Offsets,
     tables: *const i16,
 ) -> L::Sums {
     // SAFETY: the caller has the tables and the entries.
@@ -662,15 +669,17 @@ unsafe fn part_sum<L: TokenLanes, C: Codes<L>, const I: usize>(
 /// The sum of the entries that plane `H` selects.
 #[inline(always)]
 unsafe fn plane_sum<L: TokenLanes, C: Codes<L>, const I: usize, const H: usize>(
-    entries: *const C::Offset,
+    entries: *const C::Offsets,
     tables: *const i16,
 ) -> L::Sums {
     // SAFETY: the caller has the tables and the entries.
     unsafe {
         let entry = |t: usize| {
-            let entry: u32 = (*entries.add(C::entry(I, t, H))).into();
+            let (at, bits) = C::entry(I, t, H);
+            let offsets: u64 = (*entries.add(at)).into();
+            let entry = (offsets >> bits) as u16;
             // The offset that is known at compile time comes last, so that it becomes part of the load.
-            L::load(tables.byte_add(entry as usize).add((I * C::ENTRIES + C::table(t).0) * L::GROUP))
+            L::load(tables.byte_add(entry.into()).add((I * C::ENTRIES + C::table(t).0) * L::GROUP))
         };
         let mut sum = entry(0);
         for t in 1..C::TABLES {

@@ -179,6 +179,8 @@ impl Simd for Avx2 {
         }
     }
 
+    const PREFETCHES: bool = true;
+
     #[inline(always)]
     fn prefetch(p: *const u8) {
         prefetch(p);

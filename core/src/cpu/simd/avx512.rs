@@ -185,6 +185,8 @@ impl Simd for Avx512 {
         }
     }
 
+    const PREFETCHES: bool = true;
+
     #[inline(always)]
     fn prefetch(p: *const u8) {
         prefetch(p);

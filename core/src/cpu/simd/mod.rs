@@ -79,6 +79,9 @@ pub(crate) trait Simd {
         all
     }
 
+    /// Whether [`Simd::prefetch`] does anything.
+    const PREFETCHES: bool = false;
+
     /// Prefetches the cache line at `p`, which may be any address.
     fn prefetch(_p: *const u8) {}
 
