@@ -3,6 +3,9 @@ import { abortError, toError } from "../api/errors.js";
 import { dispatch, type FromWorker, type Method, type Params, type RequestMessage } from "./protocol.js";
 import type { Runtime } from "./runtime.js";
 
+/** Most chunks of a stream that the engine's caller has not taken yet: a caller that pauses is not computed for without end. */
+const AHEAD = 256;
+
 /** @internal */
 export class Answering {
   #runtime: Runtime;
@@ -10,6 +13,8 @@ export class Answering {
   #aborts = new Map<number, AbortController>();
   /** Requests that wait for bytes. */
   #readers = new Map<number, (piece: Uint8Array | undefined) => void>();
+  /** Streams, with the number of chunks not taken yet. */
+  #streams = new Map<number, { ahead: number; wake: () => void }>();
 
   constructor(runtime: Runtime, send: (message: FromWorker) => void) {
     this.#runtime = runtime;
@@ -19,6 +24,7 @@ export class Answering {
   receive(message: RequestMessage): void {
     if ("abort" in message) this.#abort(message.id);
     else if ("piece" in message) this.#readers.get(message.id)?.(message.piece);
+    else if ("taken" in message) this.#taken(message.id);
     else void this.#answer(message.id, message.method, message.params as Params<Method>);
   }
 
@@ -30,6 +36,31 @@ export class Answering {
   #abort(id: number): void {
     this.#aborts.get(id)?.abort();
     this.#readers.get(id)?.(undefined);
+    this.#streams.get(id)?.wake();
+  }
+
+  #taken(id: number): void {
+    const stream = this.#streams.get(id);
+    if (!stream) return;
+    stream.ahead--;
+    stream.wake();
+  }
+
+  /** Sends the chunks of a stream as its caller takes them, and returns its result. */
+  async #forward(id: number, chunks: AsyncGenerator, signal: AbortSignal): Promise<unknown> {
+    const stream = { ahead: 0, wake: () => {} };
+    this.#streams.set(id, stream);
+    try {
+      for (;;) {
+        const { done, value } = await chunks.next();
+        if (done) return value;
+        this.#send({ id, chunk: value });
+        stream.ahead++;
+        while (stream.ahead >= AHEAD && !signal.aborted) await new Promise<void>((resolve) => (stream.wake = resolve));
+      }
+    } finally {
+      this.#streams.delete(id);
+    }
   }
 
   async #answer(id: number, method: Method, params: Params<Method>): Promise<void> {
@@ -47,13 +78,8 @@ export class Answering {
     };
     try {
       const result = dispatch(this.#runtime, method, params, { signal, read, onProgress: (progress) => this.#send({ id, progress }) });
-      if (Symbol.asyncIterator in result) {
-        let next = await result.next();
-        for (; !next.done; next = await result.next()) this.#send({ id, chunk: next.value });
-        this.#send({ id, done: next.value });
-      } else {
-        this.#send({ id, done: await result });
-      }
+      const done = Symbol.asyncIterator in result ? await this.#forward(id, result, signal) : await result;
+      this.#send({ id, done });
     } catch (thrown) {
       const { code, message } = toError(thrown);
       this.#send({ id, error: { code, message } });

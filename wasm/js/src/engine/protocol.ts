@@ -27,7 +27,9 @@ export type RequestMessage =
   | { id: number; method: Method; params: unknown }
   | { id: number; abort: true }
   /** The bytes the runtime asked for; none at the end. */
-  | { id: number; piece: Uint8Array | undefined };
+  | { id: number; piece: Uint8Array | undefined }
+  /** The caller took a chunk. */
+  | { id: number; taken: true };
 
 /** From the engine to its worker. @internal */
 export type ToWorker =

@@ -107,11 +107,10 @@ export class WorkerTransport implements Transport {
     for (const lock of locks) navigator.locks.request(lock, ended).catch(() => {});
   }
 
-  #request(method: Method, params: unknown, caller: Caller & Pick<Pending, "chunk">): Promise<unknown> {
+  #request(method: Method, params: unknown, caller: Caller & Pick<Pending, "chunk">, id = this.#nextId++): Promise<unknown> {
     const { signal } = caller;
     if (this.#closed) return Promise.reject(this.#closed);
     if (signal?.aborted) return Promise.reject(abortError(signal));
-    const id = this.#nextId++;
     const abort = () => {
       this.#post({ id, abort: true });
       // Not when the worker answers: it may be busy for long.
@@ -149,7 +148,8 @@ export class WorkerTransport implements Transport {
       chunks.push(chunk);
       wake();
     };
-    this.#request(method, params, { signal: abort.signal, chunk }).then(
+    const id = this.#nextId++;
+    this.#request(method, params, { signal: abort.signal, chunk }, id).then(
       (result) => {
         ended = { result };
         wake();
@@ -162,7 +162,9 @@ export class WorkerTransport implements Transport {
     try {
       for (;;) {
         if (chunks.length > 0) {
-          yield chunks.shift();
+          const next = chunks.shift();
+          if (!failed && !ended) this.#post({ id, taken: true });
+          yield next;
         } else if (failed) {
           throw failed.error;
         } else if (ended) {
