@@ -580,6 +580,16 @@ fn two_downloads_of_a_file_are_one() {
     assert_eq!(back.asked().len(), 1);
 }
 
+#[test]
+fn an_address_in_the_environment_is_refused_by_its_name() {
+    let site = site(&[], Answer::file);
+    let mut command = command(&site, env!("CARGO_BIN_EXE_shohin"), &["pull", "bonsai-1.7b"]);
+    let output = command.env("HF_ENDPOINT", "hub.example").output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.starts_with("shohin: HF_ENDPOINT is \"hub.example\", expected an http"), "{error}");
+}
+
 fn shohin(site: &Site, args: &[&str]) -> Output {
     command(site, env!("CARGO_BIN_EXE_shohin"), args).output().unwrap()
 }

@@ -7,7 +7,7 @@ use super::rules::choose;
 use super::tensor::{self, Tensor, is_router};
 use super::{ConvertError, ConvertOptions, ConvertedTensor, tokenizer};
 use crate::error::Result;
-use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, ReadOptions};
+use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, ReadOptions, Value};
 use shohin_core::{Format, ModelConfig, Tokenizer};
 use std::path::Path;
 use std::thread;
@@ -45,7 +45,7 @@ impl<'f> Plan<'f> {
         });
         let plan = tensors.and_then(|tensors| {
             w.set("general.name", folder.name().as_str())?;
-            Plan::new(folder.source(), w, tensors, options)
+            Plan::new(folder.source(), w, tensors, options, None)
         });
         folder.at(plan)
     }
@@ -53,24 +53,25 @@ impl<'f> Plan<'f> {
     pub(super) fn of_gguf(source: &'f Path, gguf: &Gguf<'f>, options: &ConvertOptions) -> Result<Self> {
         let plan = || {
             let mut w = GgufWriter::new();
-            let keeps_types = options.file_type.is_none() && options.rules.is_empty();
-            for (key, value) in gguf.metadata().iter() {
-                // The parts of a model become one file.
-                let stays = key != VERSION && (key != FILE_TYPE || keeps_types) && !key.starts_with("split.");
-                if stays {
-                    w.set(key, value)?;
-                }
+            // The parts of a model become one file.
+            let others = |key: &str| ![VERSION, FILE_TYPE].contains(&key) && !key.starts_with("split.");
+            for (key, value) in gguf.metadata().iter().filter(|(key, _)| others(key)) {
+                w.set(key, value)?;
             }
-            Plan::new(source, w, tensor::of_gguf(gguf)?, options)
+            let keeps_types = options.file_type.is_none() && options.rules.is_empty();
+            let file_type = gguf.metadata().get(FILE_TYPE).filter(|_| keeps_types);
+            Plan::new(source, w, tensor::of_gguf(gguf)?, options, file_type)
         };
         plan().map_err(|error: ConvertError| error.at(source))
     }
 
+    /// `file_type` is written where the formats of tensors have no number of their own.
     fn new(
         source: &'f Path,
         mut w: GgufWriter,
         tensors: Vec<Tensor<'f>>,
         options: &ConvertOptions,
+        file_type: Option<Value<'f>>,
     ) -> Result<Self, ConvertError> {
         let model = Layers::of(tensors.iter().map(|tensor| tensor.name.as_str()));
         let choose = |mut tensor: Tensor<'f>| {
@@ -87,15 +88,15 @@ impl<'f> Plan<'f> {
         } else {
             w.set(VERSION, 2u32)?;
         }
-        let file_type = options.file_type.or_else(|| {
+        let common = options.file_type.or_else(|| {
             let is_float = |tensor: &Tensor<'_>| tensor.vector || is_router(&tensor.name);
             let mut formats =
                 tensors.iter().filter(|(tensor, _)| !is_float(tensor)).map(|(_, format)| *format);
             let first = formats.next()?;
             formats.all(|format| format == first).then_some(FileType::All(first))
         });
-        if let Some(id) = file_type.and_then(FileType::id) {
-            w.set(FILE_TYPE, id)?;
+        if let Some(value) = common.and_then(FileType::id).map(Value::from).or(file_type) {
+            w.set(FILE_TYPE, value)?;
         }
         for (tensor, format) in &tensors {
             let dims: Vec<u64> = tensor.shape().iter().rev().map(|dim| *dim as u64).collect();

@@ -189,44 +189,6 @@ describe("in a browser", () => {
     assert.equal(again, text);
   });
 
-  test("does not compute without end for a reader that pauses", async () => {
-    const { paused, later, read, code: end, text } = await page.evaluate(async () => {
-      let sent = 0;
-      const Plain = Worker;
-      globalThis.Worker = class extends Plain {
-        constructor(...given) {
-          super(...given);
-          this.addEventListener("message", ({ data }) => (sent += "chunk" in data));
-        }
-      };
-      const engine = await Engine.load("nano.gguf");
-      globalThis.Worker = Plain;
-      const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-      const settled = async () => {
-        for (let before = -1; before !== sent; await pause(1000)) before = sent;
-        return sent;
-      };
-      const abort = new AbortController();
-      const endless = { responseFormat: { type: "grammar", grammar: "root ::= [a-z] root" }, overflow: "shift", signal: abort.signal };
-      const chunks = engine.chat(ask("Hello!"), endless);
-      await chunks.next();
-      const paused = await settled();
-      for (let read = 1; read < 100; read++) await chunks.next();
-      const later = await settled();
-      let read = 100;
-      const reading = code((async () => {
-        for await (const _ of chunks) if (++read === later + 50) abort.abort();
-      })());
-      const end = await reading;
-      const { text } = await collect(engine.chat(ask("Hello!"), { preset: "greedy", maxTokens: 5 }));
-      await engine.dispose();
-      return { paused, later, read, code: end, text };
-    });
-    assert.deepEqual([paused, later, end], [257, 356, "aborted"]);
-    assert.ok(read >= later + 50);
-    assert.notEqual(text, "");
-  });
-
   test("aborts requests that its worker does not answer", async () => {
     const codes = await page.evaluate(async () => {
       // A worker that is busy forever after it has loaded.

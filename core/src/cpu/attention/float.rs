@@ -245,11 +245,12 @@ unsafe fn score_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
                 sums[r][n] = L::load(scores.add(r * TILE + n * LANES));
             }
         }
+        // Steps per cache line.
+        let line = const { if size_of::<E::Stored>() < 4 { 4 / size_of::<E::Stored>() } else { 1 } };
         let mut i = 0;
+        // A loop of its own, as a condition in each step takes time.
         if let (true, Some(next)) = (L::PREFETCHES, keys.next) {
             let next = next.wrapping_add(b * keys.stride * size_of::<E::Stored>());
-            // Steps per cache line.
-            let line = const { if size_of::<E::Stored>() < 4 { 4 / size_of::<E::Stored>() } else { 1 } };
             while i + line <= keys.n {
                 prefetch::<L>(next.wrapping_add(i * N * bytes::<E>()), N * line * bytes::<E>());
                 for i in i..i + line {
@@ -257,6 +258,12 @@ unsafe fn score_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
                 }
                 i += line;
             }
+        }
+        while i + line <= keys.n {
+            for i in i..i + line {
+                score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);
+            }
+            i += line;
         }
         while i < keys.n {
             score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);

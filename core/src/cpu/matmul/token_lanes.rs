@@ -21,8 +21,10 @@ use crate::cpu::repack::{ONE_BIT_FOURS, PANEL_ROWS};
 const PART: usize = 32;
 /// Most 16-bit integers of the tables that exist at the same time.
 const TABLES_LEN: usize = 1 << 15;
-/// Most 64-bit integers for the offsets of the entries that a panel selects from them.
+/// 64-bit integers that hold the offsets of the entries that a panel selects from them: those of [`Fields`], which are
+/// more than the 256 of 16 bits of [`Planes`] and [`Words`].
 const ENTRIES: usize = LUT_COLS / PART / 2 * FIELDS.len() * PANEL_ROWS;
+const _: () = assert!(ENTRIES * size_of::<u64>() >= 256 * size_of::<u16>());
 /// Most sums that share tables, which bounds their memory; half as many if blocks are longer than a unit.
 const SUMS: usize = 1 << 15;
 /// 16-bit integers per token of a [`Block`].
@@ -113,7 +115,7 @@ pub(super) trait ByteLanes: TokenLanes {
 pub(super) trait FieldLanes: TokenLanes {
     /// Of 16 rows of two words of 32 bits, whose bytes `codes` point to, `field << shift` for each of the [`FIELDS`] of their
     /// halves, which is less than 2^16. The same field of the four halves of a row makes one of `entries`,
-    /// `(FIELDS, PANEL_ROWS)`. `shift` is known at compile time.
+    /// `(FIELDS, PANEL_ROWS)`, that of the first word's low half being the lowest 16 bits. `shift` is known at compile time.
     unsafe fn fields(codes: [[*const u8; 4]; 2], shift: u32, entries: *mut u64);
 }
 
@@ -303,7 +305,7 @@ impl<L: ByteLanes> Codes<L> for Bytes {
 }
 
 /// As [`Bytes`], with four tables for five columns and two for six: less memory, which is soon filled. A load takes the
-/// offsets of four entries, as processors do not load one more in a cycle in which they load two vectors.
+/// offsets of four entries, as some processors do not load one more in a cycle in which they load two vectors.
 pub(super) struct Fields;
 
 /// The columns of the tables for half a word.

@@ -79,7 +79,7 @@ pub(crate) trait Simd {
         all
     }
 
-    /// Whether [`Simd::prefetch`] does anything.
+    /// Whether [`Simd::prefetch`] does anything; to be overridden with it.
     const PREFETCHES: bool = false;
 
     /// Prefetches the cache line at `p`, which may be any address.

@@ -3,8 +3,12 @@ import { abortError, toError } from "../api/errors.js";
 import { dispatch, type FromWorker, type Method, type Params, type RequestMessage } from "./protocol.js";
 import type { Runtime } from "./runtime.js";
 
-/** Most chunks of a stream that the engine's caller has not taken yet: a caller that pauses is not computed for without end. */
-const AHEAD = 256;
+/**
+ * Most chunks of a stream that the engine's caller has not taken yet: a caller that pauses is not computed for without end. Almost all replies are
+ * shorter, and end even if nobody reads them.
+ * @internal
+ */
+export const AHEAD = 4096;
 
 /** @internal */
 export class Answering {

@@ -1,0 +1,71 @@
+// How far a worker computes ahead of a reader that pauses.
+import assert from "node:assert/strict";
+import { beforeEach, describe, test } from "node:test";
+import { fileURLToPath } from "node:url";
+import { build } from "esbuild";
+
+const { outputFiles } = await build({
+  entryPoints: [fileURLToPath(new URL("../src/engine/answering.ts", import.meta.url))],
+  bundle: true,
+  format: "esm",
+  write: false,
+});
+const { Answering, AHEAD } = await import(`data:text/javascript;base64,${Buffer.from(outputFiles[0].contents).toString("base64")}`);
+
+/** Lets everything run that does not wait for a message. */
+async function settle() {
+  for (let i = 0; i < 3; i++) await new Promise((resolve) => setImmediate(resolve));
+}
+
+describe("a worker and a reader that pauses", () => {
+  let answering, sent, computed, ended;
+
+  /** Chunks without end, until the request is aborted. */
+  async function* endless(_params, { signal }) {
+    try {
+      for (;;) {
+        if (signal.aborted) throw new DOMException("aborted", "AbortError");
+        yield ++computed;
+      }
+    } finally {
+      ended++;
+    }
+  }
+
+  beforeEach(async () => {
+    [sent, computed, ended] = [[], 0, 0];
+    answering = new Answering({ generate: endless }, (message) => sent.push(message));
+    answering.receive({ id: 1, method: "generate", params: {} });
+    await settle();
+    assert.deepEqual([sent.length, computed, ended], [AHEAD, AHEAD, 0]);
+  });
+
+  test("go on with each chunk that is read", async () => {
+    for (let read = 0; read < 10; read++) answering.receive({ id: 1, taken: true });
+    await settle();
+    assert.equal(sent.length, AHEAD + 10);
+    answering.receive({ id: 2, taken: true });
+    await settle();
+    assert.equal(sent.length, AHEAD + 10);
+    assert.deepEqual(sent.at(-1), { id: 1, chunk: AHEAD + 10 });
+  });
+
+  test("end when the request is aborted", async () => {
+    answering.receive({ id: 1, abort: true });
+    await settle();
+    assert.equal(ended, 1);
+    assert.deepEqual([sent.at(-1).id, "error" in sent.at(-1)], [1, true]);
+  });
+
+  test("end when the engine leaves", async () => {
+    answering.end();
+    await settle();
+    assert.equal(ended, 1);
+  });
+
+  test("do not hold up other requests", async () => {
+    answering.receive({ id: 2, method: "generate", params: {} });
+    await settle();
+    assert.equal(sent.filter(({ id }) => id === 2).length, AHEAD);
+  });
+});
