@@ -5,12 +5,16 @@ import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const { outputFiles } = await build({
-  entryPoints: [fileURLToPath(new URL("../src/engine/answering.ts", import.meta.url))],
+  stdin: {
+    contents: 'export * from "./answering.js"; export * from "./worker-transport.js";',
+    resolveDir: fileURLToPath(new URL("../src/engine/", import.meta.url)),
+    loader: "ts",
+  },
   bundle: true,
   format: "esm",
   write: false,
 });
-const { Answering, AHEAD } = await import(`data:text/javascript;base64,${Buffer.from(outputFiles[0].contents).toString("base64")}`);
+const { Answering, AHEAD, WorkerTransport } = await import(`data:text/javascript;base64,${Buffer.from(outputFiles[0].contents).toString("base64")}`);
 
 /** Lets everything run that does not wait for a message. */
 async function settle() {
@@ -67,5 +71,32 @@ describe("a worker and a reader that pauses", () => {
     answering.receive({ id: 2, method: "generate", params: {} });
     await settle();
     assert.equal(sent.filter(({ id }) => id === 2).length, AHEAD);
+  });
+
+  test("go on as the engine's loop reads, to the end", { timeout: 30_000 }, async () => {
+    let made = 0;
+    async function* long() {
+      while (made < 3 * AHEAD) yield ++made;
+      return "done";
+    }
+    const { port1, port2 } = new MessageChannel();
+    const worker = new Answering({ generate: long }, (message) => port2.postMessage(message));
+    port2.onmessage = ({ data }) => worker.receive(data);
+    const transport = new WorkerTransport(port1, false, () => port1.close());
+    try {
+      const chunks = transport.stream("generate", {}, undefined);
+      let read = 0;
+      for (let next = await chunks.next(); ; next = await chunks.next()) {
+        if (next.done) {
+          assert.equal(next.value, "done");
+          break;
+        }
+        assert.equal(next.value, ++read);
+        assert.ok(made <= read + AHEAD, `${made} made, ${read} read`);
+      }
+      assert.equal(read, 3 * AHEAD);
+    } finally {
+      transport.close(new Error("the end"));
+    }
   });
 });

@@ -311,6 +311,11 @@ pub(super) struct Fields;
 /// The columns of the tables for half a word.
 pub(super) const FIELDS: [usize; 3] = [5, 5, 6];
 
+/// The half of a word that table `t` of a part is for, and its field.
+fn half_and_field(t: usize) -> (usize, usize) {
+    (t / FIELDS.len(), t % FIELDS.len())
+}
+
 impl<L: FieldLanes> Codes<L> for Fields {
     const UNIT: usize = LUT_COLS;
     const BITS: usize = 1;
@@ -319,14 +324,14 @@ impl<L: FieldLanes> Codes<L> for Fields {
     const ENTRIES: usize = 256;
 
     fn table(t: usize) -> (usize, usize) {
-        let (half, field) = (t / FIELDS.len(), t % FIELDS.len());
+        let (half, field) = half_and_field(t);
         let before: usize = FIELDS[..field].iter().map(|cols| 1 << cols).sum();
-        (half * 128 + before, FIELDS[field])
+        (half * <Self as Codes<L>>::ENTRIES / 2 + before, FIELDS[field])
     }
 
     fn column(t: usize, i: usize) -> usize {
-        let (half, field) = (t / FIELDS.len(), t % FIELDS.len());
-        half * 16 + FIELDS[..field].iter().sum::<usize>() + i
+        let (half, field) = half_and_field(t);
+        half * PART / 2 + FIELDS[..field].iter().sum::<usize>() + i
     }
 
     #[inline(always)]
@@ -343,7 +348,7 @@ impl<L: FieldLanes> Codes<L> for Fields {
     }
 
     fn entry(part: usize, t: usize, _: usize) -> (usize, u32) {
-        let (half, field) = (t / FIELDS.len(), t % FIELDS.len());
+        let (half, field) = half_and_field(t);
         ((part / 2 * FIELDS.len() + field) * PANEL_ROWS, 16 * (part % 2 * 2 + half) as u32)
     }
 }
