@@ -329,7 +329,7 @@ impl Subsets for Avx2 {
 }
 
 /// The tables of 32 columns have 256 entries.
-pub(super) const LANES: Lanes = Lanes { vector: 16, vectors: 2, from: 14, rows: 256 };
+pub(super) const LANES: Lanes = Lanes { vector: 16, vectors: 2, from: 14, rows: 512 };
 
 #[allow(
     clippy::undocumented_unsafe_blocks,

@@ -227,7 +227,7 @@ impl LutKernel for Avx512 {
 }
 
 /// The tables of 32 columns have 256 entries.
-pub(super) const LANES: Lanes = Lanes { vector: 32, vectors: 1, from: 28, rows: 256 };
+pub(super) const LANES: Lanes = Lanes { vector: 32, vectors: 1, from: 28, rows: 512 };
 
 #[allow(
     clippy::undocumented_unsafe_blocks,

@@ -325,7 +325,7 @@ impl Subsets for Simd128 {
 }
 
 /// A table has 256 entries for eight columns.
-pub(super) const LANES: Lanes = Lanes { vector: 8, vectors: 1, from: 3, rows: 1024 };
+pub(super) const LANES: Lanes = Lanes { vector: 8, vectors: 2, from: 3, rows: 1024 };
 
 #[allow(clippy::undocumented_unsafe_blocks, reason = "each block requires what the trait requires")]
 impl TokenLanes for Simd128 {

@@ -637,19 +637,31 @@ unsafe fn build<L: TokenLanes, C: Codes<L>>(q: *const i16, tables: *mut i16) {
         // SAFETY: the caller has the instruction set, the activations, and memory for the tables.
         unsafe {
             let table = tables.add((part * C::ENTRIES + before) * lanes);
+            let column = |i: usize| {
+                let x = L::load(q.add((part * PART + C::column(t, i)) * lanes));
+                // A weight is twice its bit minus 1.
+                if C::BITS == 1 { L::add(x, x) } else { x }
+            };
+            // With planes, the digits are bits, too.
+            let digit = C::BITS / C::PLANES;
+            // The first four entries are those of the first digits. They stay in registers, and all others are one of them
+            // more than every fourth.
+            let a = column(0);
+            let (b, known) = if digit == 1 { (column(1), 2) } else { (L::add(a, a), 1) };
+            let first = [a, b, L::add(a, b)];
             table.write_bytes(0, lanes);
-            for i in 0..cols {
-                let mut more = L::load(q.add((part * PART + C::column(t, i)) * lanes));
-                if C::BITS == 1 {
-                    // A weight is twice its bit minus 1.
-                    more = L::add(more, more);
-                }
-                // With planes, the digits are bits, too.
-                let digit = C::BITS / C::PLANES;
+            for (i, first) in first.into_iter().enumerate() {
+                L::store(table.add((i + 1) * lanes), first);
+            }
+            for i in known..cols {
+                let more = column(i);
                 let one = 1 << (i * digit);
-                for entry in one..one << digit {
-                    let sum = L::load(table.add((entry - one) * lanes));
-                    L::store(table.add(entry * lanes), L::add(sum, more));
+                for entry in (one..one << digit).step_by(4) {
+                    let every = L::add(L::load(table.add((entry - one) * lanes)), more);
+                    L::store(table.add(entry * lanes), every);
+                    for (i, first) in first.into_iter().enumerate() {
+                        L::store(table.add((entry + i + 1) * lanes), L::add(every, first));
+                    }
                 }
             }
         }
