@@ -366,6 +366,8 @@ impl Terminal {
         let think = ["<think>", "</think>"].map(|name| self.chat.model().tokenizer().added_id(name));
         let (capacity, recoveries) = (self.chat.capacity(), self.chat.recoveries());
         let trims = matches!(self.chat.options().overflow, OverflowPolicy::Trim { .. });
+        // A continued reply may be after its thoughts.
+        let thinks = self.chat.model().template().style.always_thinks() && !matches!(ask, Ask::Continue);
         let replied = self.chat.messages().last().is_some_and(|last| last.role == Role::Assistant);
         let begun = match ask {
             Ask::Message(text) => self.chat.send(text),
@@ -397,6 +399,9 @@ impl Terminal {
             )?;
         }
         let mut out = io::stdout().lock();
+        if thinks {
+            write!(out, "{dim}")?;
+        }
         let outcome = follow(reply, &mut |piece| {
             if piece.token.is_some() && piece.token == think[0] {
                 write!(out, "{dim}")?;

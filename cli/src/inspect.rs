@@ -281,6 +281,8 @@ fn content(out: &mut impl Write, gguf: &Gguf<'_>, tensors: bool) -> Result {
 fn chat(model: &Model) -> String {
     let style = match model.template().style {
         Style::Qwen3 => "Qwen3's template",
+        Style::Qwen3Thinking => "Qwen3's template, always thinking",
+        Style::Qwen3Instruct => "Qwen3's template, without thinking",
         Style::Plain => "plain ChatML",
     };
     if model.template().known { style.into() } else { format!("unknown; {style} is used") }
@@ -397,7 +399,12 @@ fn model_json(model: &Model) -> Result<Json> {
         "variant": model.variant().name(),
         "format": weights(model),
         "chat_template": {
-            "style": match model.template().style { Style::Qwen3 => "qwen3", Style::Plain => "plain" },
+            "style": match model.template().style {
+                Style::Qwen3 => "qwen3",
+                Style::Qwen3Thinking => "qwen3-thinking",
+                Style::Qwen3Instruct => "qwen3-instruct",
+                Style::Plain => "plain",
+            },
             "known": model.template().known,
         },
         "capabilities": {

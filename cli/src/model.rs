@@ -300,7 +300,7 @@ pub(crate) fn finish_caching(model: &Model) {
 /// A warning if the chat template is not supported.
 pub(crate) fn template_warning(model: &Model) -> Option<String> {
     let style = match model.template().style {
-        Style::Qwen3 => "Qwen3's",
+        Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => "Qwen3's",
         Style::Plain => "plain ChatML",
     };
     (!model.template().known).then(|| format!("(this model's chat template is unknown; {style} is used)"))

@@ -325,6 +325,65 @@ fn templates_are_recognised_by_their_words() {
     });
 }
 
+/// The parts of the templates of Qwen3-Thinking-2507 and Qwen3-Instruct-2507 that distinguish them, with line breaks as
+/// a template in a GGUF file has them.
+const TOOLS_2507: &str = r##"{%- if tools %}{{- '<|im_start|>system\n' }}{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}{{- "# Tools\n\n<tools>" }}{{- "\n</tools>\n\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n" }}{%- endif %}{{- '\n<tool_response>\n' }}"##;
+const THINKING_2507: &str = r"{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}{%- if '</think>' in content %}{%- endif %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}";
+const INSTRUCT_2507: &str = r"{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
+
+#[test]
+fn templates_of_2507_are_told_from_their_forerunner() {
+    with_tokenizer(|t| {
+        let thinking = format!("{TOOLS_2507}{THINKING_2507}");
+        assert_eq!(Template::detect(Some(&thinking), t), Template::QWEN3_THINKING);
+        assert_eq!(Template::detect(Some(&thinking.replace("\\n", "\n")), t), Template::QWEN3_THINKING);
+        assert_eq!(Template::detect(Some(&format!("{thinking}enable_thinking")), t), Template::QWEN3);
+        let instruct = format!("{TOOLS_2507}{INSTRUCT_2507}");
+        assert_eq!(Template::detect(Some(&instruct), t), Template::QWEN3_INSTRUCT);
+        // Qwen2.5 has a system prompt of its own, Qwen3-Coder another form of calls.
+        let plain = Template { known: false, ..Template::PLAIN };
+        let qwen2 = format!(
+            "{instruct}{{{{- 'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' }}}}"
+        );
+        assert_eq!(Template::detect(Some(&qwen2), t), plain);
+        let coder = instruct.replace("{\\\"name\\\": <function-name>", "<function=example_function_name>");
+        assert_ne!(coder, instruct);
+        assert_eq!(Template::detect(Some(&coder), t), plain);
+    });
+    let [thinking, instruct] = [Style::Qwen3Thinking, Style::Qwen3Instruct];
+    assert!(thinking.can_think() && thinking.always_thinks() && thinking.has_tools());
+    assert!(!instruct.can_think() && !instruct.always_thinks() && instruct.has_tools());
+}
+
+/// As Qwen3's conversations, but for the prompt; without thoughts if the model has none.
+#[test]
+fn conversations_of_2507_are_rendered_as_their_templates_say() {
+    let calls = [ToolCall { name: "now", arguments: "{}" }];
+    let messages = [
+        Message::new(Role::User, "when?"),
+        Message { reasoning: Some("Hm."), tool_calls: &calls, ..Message::new(Role::Assistant, "") },
+        Message::new(Role::Tool, "12"),
+    ];
+    let tools = [r#"{"name": "now"}"#];
+    let render = |template, thinking| {
+        let options = ChatOptions { template, thinking, tools: &tools, ..ChatOptions::default() };
+        chat::render(&messages, &options).unwrap()
+    };
+    let qwen3 = render(Template::QWEN3, None);
+    let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call><|im_end|>\n";
+    let with_thoughts = format!("<|im_start|>assistant\n<think>\nHm.\n</think>\n\n{call}");
+    assert!(qwen3.contains(&with_thoughts), "{qwen3}");
+    for thinking in [None, Some(false), Some(true)] {
+        assert_eq!(render(Template::QWEN3_THINKING, thinking), format!("{qwen3}<think>\n"));
+        let without = qwen3.replace(&with_thoughts, &format!("<|im_start|>assistant\n{call}"));
+        assert_eq!(render(Template::QWEN3_INSTRUCT, thinking), without);
+    }
+    // What looks like thoughts is text.
+    let said = [Message::new(Role::User, "a"), Message::new(Role::Assistant, "<think>b</think>c")];
+    let options = ChatOptions { template: Template::QWEN3_INSTRUCT, ..PLAIN };
+    assert_eq!(chat::render(&said, &options), chat::render(&said, &PLAIN));
+}
+
 #[test]
 fn smollm2_conversations_are_rendered_as_transformers_does() {
     let fixture: Value = serde_json::from_slice(&fixture("smollm2_chat.json")).unwrap();

@@ -683,6 +683,85 @@ fn thoughts_end_at_their_budget() {
     });
 }
 
+/// Thinking models of 2507: the prompt opens the thoughts, whatever the options say.
+#[test]
+fn replies_of_models_that_always_think_begin_inside_their_thoughts() {
+    with_model(|model| {
+        let model = &ChatModel { template: Template::QWEN3_THINKING, ..*model };
+        let prompt = |options: &TurnOptions| options.encode(model, &user("?")).unwrap();
+        for thinking in [Thinking::Off, Thinking::On, Thinking::Budget(0)] {
+            let ids = prompt(&TurnOptions { thinking, ..greedy() });
+            let mut open = Vec::new();
+            model.tokenizer.encode("assistant\n<think>\n", Special::Parse, &mut open);
+            assert!(ids.ends_with(&open), "{thinking:?}");
+        }
+        let mut backend = Script::new(model, 500);
+        let mut reply = |text: &str, options: &TurnOptions| {
+            let mut conversation = Conversation::new();
+            backend.held.clear();
+            conversation.send(model, SessionState::of(&backend), user("?"), options).unwrap();
+            backend.says(model, text);
+            let mut reasoning = String::new();
+            let finish = run(&mut conversation, &mut backend, model.tokenizer, &mut |piece| {
+                reasoning.push_str(piece.reasoning);
+                ControlFlow::Continue(())
+            });
+            let finish = finish.unwrap().unwrap();
+            assert_eq!(finish.message.reasoning.clone().unwrap_or_default(), reasoning);
+            (conversation, finish)
+        };
+        for thinking in [Thinking::Off, Thinking::On] {
+            let options = TurnOptions { thinking, ..greedy() };
+            let (_, finish) = reply("a b c\n</think>\n\nSo.", &options);
+            assert_eq!(finish.message.reasoning.as_deref(), Some("a b c"));
+            assert_eq!(finish.message.content, "So.");
+            assert!(finish.usage.reasoning_tokens > 0);
+        }
+        let budget = TurnOptions { thinking: Thinking::Budget(2), ..greedy() };
+        let (_, finish) = reply("a b c d", &budget);
+        assert!(
+            finish.text.starts_with("a\n</think>\n\n") || finish.text.starts_with("a \n</think>\n\n"),
+            "{}",
+            finish.text
+        );
+        // The form begins after the thoughts.
+        let choice = ResponseFormat::Choice(vec!["yes".into(), "no".into()]);
+        let options = TurnOptions { response_format: choice, ..greedy() };
+        let (_, finish) = reply("a b</think>\n\nyes", &options);
+        assert_eq!(finish.message.reasoning.as_deref(), Some("a b"));
+        assert_eq!(finish.message.content, "yes");
+        // A reply that was cut off goes on where it was, in its thoughts or after them.
+        for (begun, more, reasoning, content) in [
+            ("a b", " c</think>\n\nSo.", "a b c", "So."),
+            ("a b</think>\n\nSo", " it is.", "a b", "So it is."),
+        ] {
+            let mut tokens = Vec::new();
+            model.tokenizer.encode(begun, Special::Parse, &mut tokens);
+            let options = TurnOptions { max_tokens: Some(tokens.len()), ..greedy() };
+            let (mut conversation, cut) = reply(begun, &options);
+            assert_eq!(cut.reason, Reason::Length);
+            let mut whole = Script::new(model, 500);
+            for mut again in [None, Some(Conversation::new())] {
+                // With the tokens that the model chose, and from the messages alone.
+                let conversation = match &mut again {
+                    None => &mut conversation,
+                    Some(again) => {
+                        again.set_messages(vec![user("?").remove(0), cut.message.clone()]);
+                        again
+                    }
+                };
+                whole.held.clear();
+                let begin = conversation.continue_reply(model, SessionState::of(&whole), &greedy());
+                begin.unwrap();
+                whole.says(model, more);
+                let finish = ends(conversation, &mut whole, model);
+                assert_eq!(finish.message.reasoning.as_deref(), Some(reasoning), "{begun}");
+                assert_eq!(finish.message.content, content, "{begun}");
+            }
+        }
+    });
+}
+
 #[test]
 fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
     with_model(|model| {

@@ -35,7 +35,7 @@ impl Model {
             weights.info(&SessionOptions { context: self.context, ..*session });
         let formats: Array = file.formats.iter().map(|&name| JsValue::from_str(name)).collect();
         let style = match file.template.style {
-            Style::Qwen3 => "qwen3",
+            Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => "qwen3",
             Style::Plain => "chatml",
         };
         let memory = [("weights", count(weights)), ("kv", count(kv)), ("scratch", count(scratch))];

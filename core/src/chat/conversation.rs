@@ -168,8 +168,19 @@ struct Turn {
     top: Vec<Logprob>,
 }
 
+/// What may come before a reply's form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thoughts {
+    /// Nothing.
+    None,
+    /// A block of thoughts, if the reply begins with one.
+    Optional,
+    /// The rest of thoughts that the prompt has opened.
+    Open,
+}
+
 /// Identifies a constraint: equal requests share one.
-type ConstraintKey = (TurnOptions, bool);
+type ConstraintKey = (TurnOptions, Thoughts);
 
 /// Messages, and the tokens of them that a session holds.
 #[derive(Debug, Default)]
@@ -405,8 +416,7 @@ impl Conversation {
             chosen.iter().for_each(|&token| model.tokenizer.append_text(token, &mut text));
             // Not if they end within a character, or with a stop string.
             if let Ok(text) = String::from_utf8(text)
-                && all.last()
-                    == Some(&ChatMessage::from(&Reply::parse_with(&text, call_blocks(options, &all))))
+                && all.last() == Some(&ChatMessage::from(&parsed(model, &text, call_blocks(options, &all))))
             {
                 (tokens, last_message, last_token) =
                     (self.tokens.clone(), self.last_message, self.last_token);
@@ -481,7 +491,12 @@ impl Conversation {
         let sampler = self.sampler(model, options)?;
         let unfinished = prompt.unfinished.as_ref();
         let thinks = unfinished.map_or(options.thinking.allowed(), |reply| reply.thinks);
-        let thinks = chat && thinks && model.template.style.can_think();
+        let style = model.template.style;
+        let thinks = match () {
+            () if chat && style.always_thinks() => Thoughts::Open,
+            () if chat && thinks && style.can_think() => Thoughts::Optional,
+            () => Thoughts::None,
+        };
         let begun = unfinished.and_then(|reply| prompt.tokens.get(reply.start..)).unwrap_or_default();
         // What is wrong with the options is said before what is wrong with the prompt.
         let mut constraint = self.constraint(model, options, thinks)?;
@@ -506,7 +521,7 @@ impl Conversation {
         let blocks = call_blocks(options, prompt.messages.as_deref().unwrap_or_default());
         let mut stop_thinking = Vec::new();
         model.tokenizer.encode(STOP_THINKING, Special::Parse, &mut stop_thinking);
-        let mut parser = chat.then(|| ReplyParser::new(blocks));
+        let mut parser = chat.then(|| parser(model, blocks));
         let text = unfinished.map(|reply| reply.text.clone()).unwrap_or_default();
         let mut budget = options.thinking.budget();
         if let Some(parser) = &mut parser {
@@ -551,7 +566,7 @@ impl Conversation {
         &mut self,
         model: &ChatModel<'_>,
         options: &TurnOptions,
-        thinks: bool,
+        thinks: Thoughts,
     ) -> Result<Option<Constraint>> {
         let same = |((of, with), _): &&(ConstraintKey, Constraint)| {
             *with == thinks
@@ -564,7 +579,11 @@ impl Conversation {
             return Ok(Some(constraint.clone()));
         }
         let Some(grammar) = options.grammar()? else { return Ok(None) };
-        let grammar = if thinks { grammar.after_thoughts()? } else { grammar };
+        let grammar = match thinks {
+            Thoughts::None => grammar,
+            Thoughts::Optional => grammar.after_thoughts()?,
+            Thoughts::Open => grammar.after_open_thoughts()?,
+        };
         let constraint = Constraint::new(grammar, (model.vocabulary)())?;
         self.constraint = Some(((options.clone(), thinks), constraint.clone()));
         Ok(Some(constraint))
@@ -742,6 +761,22 @@ impl Turn {
         let (message, text) = (ChatMessage::from(reply), self.text.clone());
         Some(Finish { reason, message, text, usage: self.usage(dropped_before) })
     }
+}
+
+/// A parser of replies after the model's prompt, which may have opened their thoughts.
+fn parser(model: &ChatModel<'_>, blocks: CallBlocks) -> ReplyParser {
+    let mut parser = ReplyParser::new(blocks);
+    if model.template.style.always_thinks() {
+        parser.open_thoughts();
+    }
+    parser
+}
+
+/// A whole reply.
+fn parsed(model: &ChatModel<'_>, text: &str, blocks: CallBlocks) -> Reply {
+    let mut parser = parser(model, blocks);
+    parser.finish(text);
+    parser.reply().clone()
 }
 
 /// In JSON, and if no call is possible, text that looks like a marker is text.

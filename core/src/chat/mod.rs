@@ -10,7 +10,7 @@
 //! | Anthropic requests and responses | [`anthropic`] |
 //!
 //! Templates in files are data and are never executed; [`Template::detect`] inspects one to choose between
-//! the two styles of this module. Only this module writes control tokens and the template's markers
+//! the styles of this module. Only this module writes control tokens and the template's markers
 //! (`<think>`, `<tool_call>`, ...): messages, tool descriptions and tool results are always plain text.
 //!
 //! # Keeping a session across turns

@@ -86,6 +86,11 @@ impl<'m> Message<'m> {
 pub enum Style {
     /// Qwen3's: tools, thinking, tool results inside user turns.
     Qwen3,
+    /// That of Qwen3's Thinking models of 2507: as [`Style::Qwen3`], but every reply begins inside its thoughts, and
+    /// thinking cannot be turned off.
+    Qwen3Thinking,
+    /// That of Qwen3's Instruct models of 2507: tools as in [`Style::Qwen3`], without thinking.
+    Qwen3Instruct,
     /// `<|im_start|>role\ncontent<|im_end|>\n` for every message and nothing else but
     /// [`Template::system`]. Has no tools.
     Plain,
@@ -95,15 +100,23 @@ impl Style {
     /// Whether replies may begin with thoughts.
     pub const fn can_think(self) -> bool {
         match self {
-            Style::Qwen3 => true,
-            Style::Plain => false,
+            Style::Qwen3 | Style::Qwen3Thinking => true,
+            Style::Qwen3Instruct | Style::Plain => false,
+        }
+    }
+
+    /// Whether every reply begins inside its thoughts, whatever [`ChatOptions::thinking`] says.
+    pub const fn always_thinks(self) -> bool {
+        match self {
+            Style::Qwen3Thinking => true,
+            Style::Qwen3 | Style::Qwen3Instruct | Style::Plain => false,
         }
     }
 
     /// Whether it has tool calls: never without the feature `tools`.
     pub const fn has_tools(self) -> bool {
         match self {
-            Style::Qwen3 => cfg!(feature = "tools"),
+            Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => cfg!(feature = "tools"),
             Style::Plain => false,
         }
     }
@@ -123,6 +136,10 @@ pub struct Template {
 impl Template {
     /// Qwen3's and Bonsai's.
     pub const QWEN3: Template = Template { style: Style::Qwen3, known: true, system: None };
+    /// That of Qwen3's Thinking models of 2507.
+    pub const QWEN3_THINKING: Template = Template { style: Style::Qwen3Thinking, ..Template::QWEN3 };
+    /// That of Qwen3's Instruct models of 2507.
+    pub const QWEN3_INSTRUCT: Template = Template { style: Style::Qwen3Instruct, ..Template::QWEN3 };
     /// Plain ChatML.
     pub const PLAIN: Template = Template { style: Style::Plain, known: true, system: None };
     /// SmolLM2's: plain ChatML with a default system message.
@@ -139,23 +156,38 @@ impl Template {
         Ok(Template::detect(metadata.str("tokenizer.chat_template")?, tokenizer))
     }
 
-    /// Chooses the style of a template by the words in it. All of `enable_thinking`, `last_query_index` and
-    /// `<tool_response>` make it Qwen3's. ChatML's markers without any mention of thinking, tools or a
-    /// built-in system prompt make it plain; with SmolLM2's system prompt for conversations without one,
-    /// SmolLM2's. Anything else is unknown and written as Qwen3's if it mentions `<think>`, else plain.
-    /// Without a template the vocabulary decides: Qwen3's if `<think>` is a token.
+    /// Chooses the style of a template by the words in it:
+    ///
+    /// | style | words |
+    /// |---|---|
+    /// | Qwen3's | `last_query_index`, `<tool_response>` and `enable_thinking` |
+    /// | that of Thinking models of 2507 | `last_query_index`, `<tool_response>` and a reply that begins with `<think>`, without `enable_thinking` |
+    /// | that of Instruct models of 2507 | `<tools>`, `<tool_response>` and `<function-name>`, without any mention of thinking or a default system prompt |
+    /// | plain | ChatML's markers without any mention of thinking, tools or a system prompt |
+    /// | SmolLM2's | as plain, with SmolLM2's system prompt for conversations without one |
+    ///
+    /// Anything else is unknown and written as Qwen3's if it mentions `<think>`, else plain. Without a template the
+    /// vocabulary decides: Qwen3's if `<think>` is a token.
     pub fn detect(template: Option<&str>, tokenizer: &Tokenizer<'_>) -> Template {
         let nearest =
             |qwen3| Template { known: false, ..if qwen3 { Template::QWEN3 } else { Template::PLAIN } };
         let Some(text) = template else { return nearest(tokenizer.added_id("<think>").is_some()) };
         let has = |word: &&str| find(text, word).is_some();
-        let plain = ["<|im_start|>", "<|im_end|>", "add_generation_prompt"].iter().all(has)
-            && !["think", "tool"].iter().any(has);
-        if ["<|im_start|>", "<|im_end|>", "enable_thinking", "last_query_index", "<tool_response>"]
-            .iter()
-            .all(has)
-        {
+        let chatml = ["<|im_start|>", "<|im_end|>"].iter().all(has);
+        let prompts = chatml && has(&"add_generation_prompt");
+        let plain = prompts && !["think", "tool"].iter().any(has);
+        if chatml && ["last_query_index", "<tool_response>"].iter().all(has) && has(&"enable_thinking") {
             Template::QWEN3
+        } else if prompts
+            && ["last_query_index", "<tool_response>"].iter().all(has)
+            && THINKING_PROMPT.iter().any(has)
+        {
+            Template::QWEN3_THINKING
+        } else if prompts
+            && INSTRUCT.iter().all(has)
+            && !["think", "You are Qwen", "assistant.<|im_end|>"].iter().any(has)
+        {
+            Template::QWEN3_INSTRUCT
         } else if plain && !has(&"system") {
             Template::PLAIN
         } else if plain && SMOLLM2_DEFAULT.iter().all(has) && has_twice(text, "system") {
@@ -165,6 +197,13 @@ impl Template {
         }
     }
 }
+
+/// How replies begin that always think; whether line breaks are escaped depends on the converter.
+const THINKING_PROMPT: [&str; 2] =
+    ["<|im_start|>assistant\\n<think>\\n'", "<|im_start|>assistant\n<think>\n'"];
+
+/// Tools as Qwen3 describes them, and calls in JSON, which Qwen3-Coder's are not; Qwen2.5's has another condition.
+const INSTRUCT: [&str; 4] = ["<tools>", "<tool_response>", "<function-name>", "messages[0].role == 'system'"];
 
 /// Whether `word` occurs twice, and not more often.
 fn has_twice(text: &str, word: &str) -> bool {
@@ -191,7 +230,7 @@ pub struct ChatOptions<'m> {
     /// The template, from [`Template::from_metadata`].
     pub template: Template,
     /// `Some(false)` makes the model answer without reasoning. `Some(true)` and `None` render alike and leave
-    /// it to the model. No effect on [`Style::Plain`].
+    /// it to the model. Only of effect on [`Style::Qwen3`].
     pub thinking: Option<bool>,
     /// Descriptions of the functions the model may call, each a JSON text.
     pub tools: &'m [&'m str],
@@ -304,8 +343,8 @@ impl ChatEncoder {
     }
 }
 
-/// Appends the ids of a reply that the model is to continue, as it writes one after the generation prompt, and returns
-/// their text. Without content and calls, thoughts stay open. A call that is cut off is left out if there are
+/// Appends the ids of a reply that the model is to continue, as it writes one after the generation prompt (which may
+/// have opened its thoughts), and returns their text. Without content and calls, thoughts stay open. A call that is cut off is left out if there are
 /// tools.
 ///
 /// # Errors
@@ -320,13 +359,15 @@ pub(super) fn encode_unfinished(
     check_tools(options, !reply.tool_calls.is_empty())?;
     match options.template.style {
         Style::Plain => script.text(reply.content),
-        Style::Qwen3 => {
+        style @ (Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct) => {
             let (reasoning, mut content) = reply.parts();
             if !options.tools.is_empty() {
                 content = content.split_once("<tool_call>").map_or(content, |(before, _)| before);
             }
-            if !reasoning.is_empty() {
-                script.literal("<think>\n");
+            if style.always_thinks() || style.can_think() && !reasoning.is_empty() {
+                if !style.always_thinks() {
+                    script.literal("<think>\n");
+                }
                 script.text(reasoning);
                 if !content.is_empty() || !reply.tool_calls.is_empty() {
                     script.literal("\n</think>\n\n");
@@ -411,7 +452,9 @@ impl Script {
     fn messages(&mut self, messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<()> {
         check_tools(options, messages.iter().any(|m| !m.tool_calls.is_empty()))?;
         match options.template.style {
-            Style::Qwen3 => self.qwen3(messages, options, opening)?,
+            Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => {
+                self.qwen3(messages, options, opening)?;
+            }
             Style::Plain => {
                 let first = messages.first().filter(|m| opening && m.role != Role::System);
                 if let (Some(_), Some(system)) = (first, options.template.system) {
@@ -428,8 +471,10 @@ impl Script {
         }
         if options.add_generation_prompt {
             self.open(Role::Assistant);
-            if options.template.style.can_think() && options.thinking == Some(false) {
-                self.literal("<think>\n\n</think>\n\n");
+            match options.template.style {
+                Style::Qwen3 if options.thinking == Some(false) => self.literal("<think>\n\n</think>\n\n"),
+                Style::Qwen3Thinking => self.literal("<think>\n"),
+                Style::Qwen3 | Style::Qwen3Instruct | Style::Plain => {}
             }
         }
         Ok(())
@@ -477,7 +522,15 @@ impl Script {
                     self.text(m.content);
                     self.close();
                 }
-                Role::Assistant => self.assistant(m, i > last_query, next.is_none()),
+                Role::Assistant => {
+                    let current = i > last_query && options.template.style.can_think();
+                    let (reasoning, content) = match options.template.style {
+                        Style::Qwen3 | Style::Qwen3Thinking => m.parts(),
+                        Style::Qwen3Instruct | Style::Plain => ("", m.content),
+                    };
+                    let thinks = current && (next.is_none() || !reasoning.is_empty());
+                    self.assistant(thinks.then_some(reasoning), content, m.tool_calls);
+                }
                 Role::Tool => {
                     let previous = i.checked_sub(1).and_then(|i| messages.get(i));
                     if previous.is_none_or(|p| p.role != Role::Tool) {
@@ -496,20 +549,20 @@ impl Script {
         Ok(())
     }
 
-    /// Writes a reply; `current` tells whether it answers the last question, `last` whether nothing follows.
-    fn assistant(&mut self, m: &Message<'_>, current: bool, last: bool) {
-        let (reasoning, content) = m.parts();
+    /// Writes a reply, with its thoughts if they are shown.
+    fn assistant(&mut self, reasoning: Option<&str>, content: &str, calls: &[ToolCall<'_>]) {
         self.open(Role::Assistant);
-        if current && (last || !reasoning.is_empty()) {
-            self.literal("<think>\n");
-            self.text(reasoning.trim_matches('\n'));
-            self.literal("\n</think>\n\n");
-            self.text(content.trim_start_matches('\n'));
-        } else {
-            self.text(content);
+        match reasoning {
+            Some(reasoning) => {
+                self.literal("<think>\n");
+                self.text(reasoning.trim_matches('\n'));
+                self.literal("\n</think>\n\n");
+                self.text(content.trim_start_matches('\n'));
+            }
+            None => self.text(content),
         }
         if cfg!(feature = "tools") {
-            self.tool_calls(m.tool_calls, content.is_empty());
+            self.tool_calls(calls, content.is_empty());
         }
         self.close();
     }

@@ -913,4 +913,17 @@ impl Grammar {
         let root = builder.add(Node::Any(vec![self.root, thinking]));
         builder.finish(root)
     }
+
+    /// The same grammar, after the end of thoughts that were opened before the text.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if the grammar already has the maximum size.
+    pub fn after_open_thoughts(self) -> Result<Grammar> {
+        let mut builder = Builder::with(self.nodes, self.whitespace);
+        let gap = builder.texts(["", "\n", "\n\n"]);
+        let answer = builder.add(Node::Sequence { parts: vec![gap, self.root], may_end: false });
+        let marker = Text::new(b"</think>");
+        let root = builder.add(Node::Free { marker, then: answer, may_end: false });
+        builder.finish(root)
+    }
 }

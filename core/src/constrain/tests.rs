@@ -409,6 +409,13 @@ fn calls_name_a_tool_and_fit_its_parameters() {
     for text in ["", "Hello", "<think>\n</think>\n\nHello", &format(&[add, "\nDone."])] {
         assert!(!accepts(&grammar, text), "{text}");
     }
+    let grammar = Grammar::tool_calls(&tools, true).unwrap().after_open_thoughts().unwrap();
+    for text in [&format(&["Hm.\n</think>\n\n", add]), &format(&["</think>", add])] {
+        assert!(accepts(&grammar, text), "{text}");
+    }
+    for text in [add, "Hm.", "Hm.\n</think>\n\nHello"] {
+        assert!(!accepts(&grammar, text), "{text}");
+    }
 }
 
 /// Levels of operators, each of a rule of the one below.
