@@ -272,6 +272,16 @@ fn a_file_is_kept_as_the_hubs_own_tools_keep_it() {
     assert_eq!(fs::read_link(&path).unwrap(), Path::new("../../blobs").join(sum(&content)));
     assert_eq!(fs::read(of.join("blobs").join(sum(&content))).unwrap(), content);
     assert_eq!(fs::read_to_string(of.join("refs/main")).unwrap(), COMMIT);
+    // As any new file: others who share the cache may read it.
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        let other = cache.path().join("other");
+        fs::write(&other, "").unwrap();
+        assert_eq!(mode(&of.join("refs/main")), mode(&other));
+        fs::remove_file(other).unwrap();
+    }
     assert_eq!(fs::read_dir(of.join("blobs")).unwrap().count(), 1);
     assert_eq!(seen.last().unwrap(), &("a.gguf".into(), 300_000, Some(300_000)));
     assert!(seen.is_sorted() && seen[0].1 == 0);

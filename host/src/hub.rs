@@ -9,6 +9,7 @@
 
 pub use crate::error::HubError;
 use crate::error::{Error, Result};
+use crate::file;
 use crate::shard::shard_names;
 use sha2::{Digest, Sha256};
 use shohin_core::gguf::MAX_PARTS;
@@ -984,8 +985,9 @@ fn lock(directory: &Path, etag: &str, tick: &mut dyn FnMut() -> ControlFlow<()>)
 fn write_whole(directory: &Path, name: &str, content: &[u8]) -> Result<()> {
     let path = directory.join(name);
     let write = || {
-        fs::create_dir_all(directory)?;
-        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        // The name of a revision may have several parts.
+        fs::create_dir_all(path.parent().unwrap_or(directory))?;
+        let mut file = file::unfinished(&path)?;
         file.write_all(content)?;
         file.persist(&path)?;
         Ok(())
