@@ -8,9 +8,9 @@ use sha2::{Digest, Sha256};
 use shohin_core::KvFormat;
 use shohin_core::cache::{KvShape, blocks_to_rows, rows_to_blocks};
 use shohin_core::chat::PrefixState;
-use shohin_core::chat::snapshot::{self, Fingerprint, Layout, Origin, Snapshot};
-use std::fs;
-use std::io::Write;
+use shohin_core::chat::snapshot::{self, Extent, Fingerprint, Layout, Origin, Snapshot};
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 
 fn sha256(bytes: &[u8]) -> [u8; 32] {
@@ -150,9 +150,25 @@ impl Chat {
     pub fn open(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let failed = |source| Error::Io { action: "read", path: path.into(), source };
-        let bytes = fs::read(path).map_err(failed)?;
+        let named = |source| Error::Model { name: path.display().to_string(), source };
+        let file = File::open(path).map_err(failed)?;
+        let mut bytes = Vec::new();
+        // Another file may be larger than memory.
+        (&file).take(snapshot::HEAD_LEN as u64).read_to_end(&mut bytes).map_err(failed)?;
+        let (model, _, sequence) = self.parts();
+        let per_token = model.capabilities().kv_bytes_per_token;
+        let Extent { held, most } = snapshot::extent(&bytes, per_token).map_err(named)?;
+        let capacity = sequence.capacity();
+        if held > capacity {
+            let (adding, capacity) = (held as u64, capacity as u64);
+            return Err(named(shohin_core::Error::ContextFull { position: 0, adding, capacity }));
+        }
+        (&file).take(most - bytes.len() as u64).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 >= most {
+            return Err(named(shohin_core::Error::SnapshotDamaged));
+        }
         self.restore(&bytes).map_err(|error| match error {
-            Error::Engine(source) => Error::Model { name: path.display().to_string(), source },
+            Error::Engine(source) => named(source),
             other => other,
         })
     }

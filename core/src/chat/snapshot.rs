@@ -162,6 +162,46 @@ pub fn seal(mut bytes: Vec<u8>, digest: Digest) -> Vec<u8> {
     bytes
 }
 
+/// Bytes of a snapshot by which [`extent`] tells how long it can be.
+pub const HEAD_LEN: usize = HEAD;
+
+/// How much a snapshot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Tokens whose keys and values it has.
+    pub held: usize,
+    /// More bytes than it has, in any format of the cache.
+    pub most: u64,
+}
+
+/// How much a snapshot can hold that begins with `head`, for a model with `per_token` bytes of keys and values per token at
+/// 16 bits: before the whole is read.
+///
+/// # Errors
+/// [`Error::SnapshotDamaged`] for fewer than [`HEAD_LEN`] bytes, [`Error::SnapshotForeign`].
+pub fn extent(head: &[u8], per_token: u64) -> Result<Extent> {
+    check_kind(head)?;
+    let head = head.first_chunk::<HEAD>().ok_or(Error::SnapshotDamaged)?;
+    let word =
+        |at: usize| head.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u32::from_le_bytes(*word));
+    let [len, dropped, text] = [0, 8, 12].map(|at| word(8 + ORIGIN + at));
+    let held = len.saturating_sub(dropped);
+    // Those of 32 bits take twice as much, and some room is for what a cache holds beside them.
+    let kv = (u64::from(held) + 64).saturating_mul(per_token.saturating_mul(4));
+    let rest = (HEAD + SUM) as u64 + 4 * u64::from(len) + u64::from(text);
+    Ok(Extent { held: held as usize, most: rest.saturating_add(kv) })
+}
+
+/// Before the checksum, so that any other file is called by its name.
+fn check_kind(bytes: &[u8]) -> Result<()> {
+    match bytes.first_chunk::<8>() {
+        None => Err(Error::SnapshotDamaged),
+        Some(found) if found[..6] != MAGIC => Err(error!(SnapshotForeign { what: "another kind of file" })),
+        Some(found) if found[6..] != VERSION => Err(error!(SnapshotForeign { what: "another version" })),
+        Some(_) => Ok(()),
+    }
+}
+
 /// Reads a snapshot.
 ///
 /// # Errors
@@ -170,13 +210,7 @@ pub fn open<'b>(bytes: &'b [u8], origin: &Origin, digest: Digest) -> Result<Snap
     let damaged = || Error::SnapshotDamaged;
     let (body, sum) = bytes.split_last_chunk::<SUM>().ok_or_else(damaged)?;
     let (head, rest) = body.split_first_chunk::<HEAD>().ok_or_else(damaged)?;
-    // Before the checksum, so that any other file is called by its name.
-    if head[..6] != MAGIC {
-        return Err(error!(SnapshotForeign { what: "another kind of file" }));
-    }
-    if head[6..8] != VERSION {
-        return Err(error!(SnapshotForeign { what: "another version" }));
-    }
+    check_kind(head)?;
     if digest(body) != *sum {
         return Err(damaged());
     }
