@@ -403,6 +403,63 @@ fn a_converted_model_chats() {
     assert_eq!(format!("{:?}", reply(&fixture("qwen3"))), format!("{from_file:?}"));
 }
 
+/// The fixture `qwen3` with the first BF16 weight of a tensor replaced.
+fn with_weight(tensor: &str, weight: f32) -> TempDir {
+    changed("qwen3", "model.safetensors", |mut bytes| {
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        assert_eq!(header[tensor]["dtype"], "BF16");
+        let at = 8 + length + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+        bytes[at..at + 2].copy_from_slice(&half::bf16::from_f32(weight).to_le_bytes());
+        Some(bytes)
+    })
+}
+
+/// A file with such weights answers nothing but errors.
+#[test]
+fn weights_that_are_not_finite_are_refused() {
+    let (embedding, name) = ("model.embed_tokens.weight", "token_embd.weight");
+    for (weight, found) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
+        let folder = with_weight(embedding, weight);
+        for options in [
+            ConvertOptions::new(),
+            ConvertOptions::new().file_type(Format::F16),
+            ConvertOptions::new().file_type(Format::F32),
+            ConvertOptions::new().rules(vec!["token_embd=q8_0".parse().unwrap()]),
+        ] {
+            let error = converted(folder.path(), &options).unwrap_err().to_string();
+            let expected = format!("tensor {name} has the weight {found} in row 0, expected finite numbers");
+            assert!(error.contains(&expected), "{error}");
+        }
+        assert!(Model::builder().cpu().load(folder.path()).is_err());
+    }
+    let norm = with_weight("model.norm.weight", f32::NAN);
+    let error = converted(norm.path(), &ConvertOptions::new()).unwrap_err().to_string();
+    assert!(error.contains("tensor output_norm.weight has the weight NaN"), "{error}");
+
+    // Finite, but not in F16, nor with a scale in F16.
+    for (weight, format) in
+        [(1e6, Format::F16), (1e9, Format::Q8_0), (1e9, Format::Q4_0), (1e12, Format::Q6K)]
+    {
+        let folder = with_weight(embedding, weight);
+        let gguf = folder.path().join("model.gguf");
+        convert(folder.path(), &gguf, &ConvertOptions::new(), |_, _| ()).unwrap();
+        let rule = format!("token_embd={}", format.name()).parse().unwrap();
+        let error = converted(&gguf, &ConvertOptions::new().rules(vec![rule])).unwrap_err().to_string();
+        assert!(error.contains("tensor token_embd.weight has weights up to "), "{error}");
+        assert!(error.contains("in row 0, too large for"), "{error}");
+    }
+    let folder = with_weight(embedding, 1e6);
+    let out = TempDir::new().unwrap();
+    let options = ConvertOptions::new().file_type(Format::F16);
+    let gguf = folder.path().join("model.gguf");
+    convert(folder.path(), &gguf, &ConvertOptions::new(), |_, _| ()).unwrap();
+    let back = out.path().join("folder");
+    let error = convert_to_folder(&gguf, &back, &options, |_, _| ()).unwrap_err().to_string();
+    assert!(error.contains("too large for F16"), "{error}");
+    assert!(!back.exists());
+}
+
 /// The weights of sprout in another format, mixed by rules.
 #[test]
 fn a_gguf_file_is_quantized_tensor_by_tensor() {

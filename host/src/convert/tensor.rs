@@ -522,10 +522,14 @@ impl Tensor<'_> {
         let mut squares = [0.0; 2];
         for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             let row = self.source(first + i);
+            self.unpack(row, &mut values)?;
+            if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+                let problem = format!("has the weight {value} in row {row}, expected finite numbers");
+                return Err(ConvertError::tensor(&self.name, problem));
+            }
             if self.shared.is_none() && self.copy(row, format, out) {
                 continue;
             }
-            self.unpack(row, &mut values)?;
             match self.shared {
                 Some(shared) if format == Format::Q8_0 => {
                     let largest = match shared {
@@ -537,6 +541,13 @@ impl Tensor<'_> {
                 _ => quant::pack(format, &values, out)?,
             }
             quant::unpack(format, out, &mut written)?;
+            if written.iter().any(|value| !value.is_finite()) {
+                let (most, name) = (largest(&values), format.name());
+                let problem = format!(
+                    "has weights up to {most:e} in row {row}, too large for {name}, expected a format with a wider range such as f32"
+                );
+                return Err(ConvertError::tensor(&self.name, problem));
+            }
             for (&w, &written) in values.iter().zip(&written) {
                 squares[0] += f64::from(w - written).powi(2);
                 squares[1] += f64::from(w).powi(2);
