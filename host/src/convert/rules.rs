@@ -53,8 +53,8 @@ fn format_named(name: &str) -> Result<Format, String> {
     })
 }
 
-/// The format of a tensor: that of the last rule for it, or of `file_type`, or the one that keeps every bit. Like llama.cpp,
-/// rows that are not whole blocks of 256 get a format of about the same size with smaller ones.
+/// The format of a tensor: that of the last rule for it, or of `file_type`, or the one that keeps every bit; F32 for norms.
+/// Like llama.cpp, rows that are not whole blocks of 256 get a format with blocks of 32 and at least as many bits, or F16.
 pub(super) fn choose(
     tensor: &Tensor<'_>,
     file_type: Option<FileType>,
@@ -63,8 +63,10 @@ pub(super) fn choose(
 ) -> Result<Format, ConvertError> {
     let rule = rules.iter().rev().find(|rule| rule.matches(&tensor.name));
     let wanted = match rule {
+        // Readers expect norms so, and a pattern may match them with the matrices.
+        _ if tensor.vector => return Ok(Format::F32),
         Some(rule) => rule.format,
-        None if tensor.vector || is_router(&tensor.name) => return Ok(Format::F32),
+        None if is_router(&tensor.name) => return Ok(Format::F32),
         None => match file_type {
             Some(file_type) => file_type.format(&tensor.name, model),
             None => return tensor.exact(),
@@ -79,11 +81,17 @@ pub(super) fn choose(
         Format::Q5K => Format::Q5_1,
         Format::Q6K | Format::Q8K => Format::Q8_0,
         other => {
+            let fitting: Vec<_> = Format::ALL
+                .into_iter()
+                .filter(|format| fits(*format))
+                .map(|format| format.name().to_lowercase())
+                .collect();
             let problem = format!(
-                "has rows of {} weights, but {} has blocks of {}",
+                "has rows of {} weights, but {} has blocks of {}, expected one of {}",
                 tensor.cols,
                 other.name(),
-                other.block()
+                other.block(),
+                fitting.join(", ")
             );
             return Err(ConvertError::tensor(&tensor.name, problem));
         }
