@@ -644,6 +644,15 @@ fn replaced(from: &'static str, to: &str) -> impl FnOnce(Vec<u8>) -> Option<Vec<
     }
 }
 
+/// transformers takes the one file, too.
+#[test]
+fn weights_in_one_file_count_more_than_an_index_of_others() {
+    let index = |_| Some(b"{\"weight_map\": {\"a\": \"model-00001-of-00002.safetensors\"}}".to_vec());
+    let folder = changed("qwen3", "model.safetensors.index.json", index);
+    let found = difference(folder.path(), &converted(folder.path(), &ConvertOptions::new()).unwrap());
+    assert!(found < 1e-4, "{found}");
+}
+
 #[test]
 fn damaged_folders_are_refused_by_name() {
     let header = |text: &str| {

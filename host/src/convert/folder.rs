@@ -71,7 +71,11 @@ impl Folder {
             let problem = "is a folder without config.json, expected a GGUF file or a Hugging Face folder";
             return Err(Error::NotAFile { path: path.into(), problem });
         };
-        let index = Json::open(path.join(INDEX), MAX_JSON)?;
+        // As transformers does: an index beside it is from before the parts were joined.
+        let index = match path.join(WEIGHTS).exists() {
+            true => None,
+            false => Json::open(path.join(INDEX), MAX_JSON)?,
+        };
         let onnx = if index.is_none() { only_onnx(path)? } else { None };
         let names = match index {
             Some(index) => index.at(shard_names(&index.root))?,
