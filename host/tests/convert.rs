@@ -653,6 +653,39 @@ fn weights_in_one_file_count_more_than_an_index_of_others() {
     assert!(found < 1e-4, "{found}");
 }
 
+/// `config.json` changed as JSON.
+fn with_config(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> TempDir {
+    changed(name, "config.json", |bytes| {
+        let mut config = serde_json::from_slice(&bytes).unwrap();
+        change(&mut config);
+        Some(config.to_string().into_bytes())
+    })
+}
+
+/// As vLLM does: a scaling is often added without the context that it gives.
+#[test]
+fn yarn_extends_the_context() {
+    for (positions, context) in [(16, 64), (32, 64), (64, 64), (100, 100)] {
+        let folder = with_config("qwen3", |config| config["max_position_embeddings"] = positions.into());
+        let file = converted(folder.path(), &ConvertOptions::new()).unwrap();
+        let config = ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
+        assert_eq!(config.max_context_length, context, "{positions}");
+    }
+    for (key, value, refused) in [
+        ("truncate", serde_json::json!(false), true),
+        ("truncate", serde_json::json!(true), false),
+        ("partial_rotary_factor", serde_json::json!(0.5), true),
+        ("partial_rotary_factor", serde_json::json!(1.0), false),
+    ] {
+        let shown = value.to_string();
+        let folder = with_config("qwen3", |config| config["rope_parameters"][key] = value);
+        let found = converted(folder.path(), &ConvertOptions::new()).map_err(|error| error.to_string());
+        let message = format!("rope_parameters.{key} is {shown}");
+        assert_eq!(found.is_err(), refused, "{message}");
+        assert!(found.is_ok() || found.as_ref().is_err_and(|error| error.contains(&message)), "{found:?}");
+    }
+}
+
 #[test]
 fn damaged_folders_are_refused_by_name() {
     let header = |text: &str| {

@@ -86,12 +86,8 @@ impl Architecture {
 }
 
 /// Settings that would change the result if they were ignored, unless they are absent or false.
-const REFUSED: [(&str, &str); 4] = [
-    ("attention_bias", "false"),
-    ("mlp_bias", "false"),
-    ("use_sliding_window", "false"),
-    ("partial_rotary_factor", "no partial rotation"),
-];
+const REFUSED: [(&str, &str); 3] =
+    [("attention_bias", "false"), ("mlp_bias", "false"), ("use_sliding_window", "false")];
 
 impl Config {
     /// Reads `config.json`, and sets the keys of the architecture.
@@ -107,6 +103,7 @@ impl Config {
                 return Err(wrong(key, Some(value), expected));
             }
         }
+        whole_rotation(root)?;
         match string(root, "hidden_act")? {
             None | Some("silu") => {}
             Some(_) => return Err(wrong("hidden_act", root.get("hidden_act"), "silu")),
@@ -160,6 +157,15 @@ impl Config {
     }
 }
 
+/// Refuses rotations of a part of each head.
+fn whole_rotation(object: &Value) -> Result<(), ConvertError> {
+    let key = "partial_rotary_factor";
+    match present(object, key).filter(|value| value.as_f64() != Some(1.0)) {
+        Some(value) => Err(wrong(key, Some(value), "1, rotation of whole heads")),
+        None => Ok(()),
+    }
+}
+
 /// Sets the keys of a mixture of experts; returns the number of experts in each layer.
 fn experts(root: &Value, key: &dyn Fn(&str) -> String, w: &mut GgufWriter) -> Result<u32, ConvertError> {
     if let Some(step) = present(root, "decoder_sparse_step").filter(|step| **step != 1) {
@@ -196,12 +202,15 @@ fn scaling(root: &Value) -> Option<(&'static str, &Value)> {
     places.filter_map(|place| Some((place, present(root, place)?))).next()
 }
 
-/// The longest context of a folder that says `context`: with dynamic NTK, that is the one before scaling.
+/// The longest context of a folder that says `context`. With dynamic NTK, that is the one before scaling; with YaRN it may
+/// be, since publishers ask to add the scaling to a `config.json` that is otherwise unchanged.
 fn scaled_context(root: &Value, context: u32) -> u32 {
     let Some((_, scaling)) = scaling(root) else { return context };
     let kind = present(scaling, "rope_type").or(present(scaling, "type"));
-    match (kind.and_then(Value::as_str), present(scaling, "factor").and_then(Value::as_f64)) {
-        (Some("dynamic"), Some(factor)) => (f64::from(context) * factor) as u32,
+    let number = |key| present(scaling, key).and_then(Value::as_f64);
+    match (kind.and_then(Value::as_str), number("factor"), number("original_max_position_embeddings")) {
+        (Some("dynamic"), Some(factor), _) => (f64::from(context) * factor) as u32,
+        (Some("yarn"), Some(factor), Some(original)) => ((original * factor) as u32).max(context),
         _ => context,
     }
 }
@@ -233,6 +242,7 @@ fn rope(
         }
         error => error,
     };
+    whole_rotation(scaling).map_err(inside)?;
     match kind {
         None | Some("default") => return Ok(Vec::new()),
         Some("longrope" | "su") => {
@@ -272,6 +282,10 @@ fn rope(
             if let Some(beta) = number(scaling, theirs).map_err(inside)? {
                 w.set(&key(&format!("rope.scaling.{ours}")), beta)?;
             }
+        }
+        // GGUF has no key for it.
+        if let Some(value) = present(scaling, "truncate").filter(|value| **value != Value::Bool(true)) {
+            return Err(inside(wrong("truncate", Some(value), "true")));
         }
         for theirs in ["attention_factor", "mscale", "mscale_all_dim"] {
             if let Some(value) = present(scaling, theirs) {
