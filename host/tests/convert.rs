@@ -280,9 +280,9 @@ fn damaged_onnx_files_are_refused() {
 fn a_folder_written_from_gguf_is_the_same_model() {
     for (name, format) in FOLDERS {
         let dir = TempDir::new().unwrap();
-        // The name of the folder becomes that of the model.
+        // Another name than that of the first folder, which became the model's.
         let (first, folder, second) =
-            (dir.path().join("first.gguf"), dir.path().join(name), dir.path().join("second.gguf"));
+            (dir.path().join("first.gguf"), dir.path().join("folder"), dir.path().join("second.gguf"));
         convert(fixture(name), &first, &ConvertOptions::new(), |_, _| ()).unwrap();
         let (mut last, mut whole) = (0, 0);
         let done = convert_to_folder(&first, &folder, &ConvertOptions::new(), |written, of| {

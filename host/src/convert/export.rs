@@ -2,7 +2,7 @@
 
 use super::config::{Architecture, rope_factors};
 use super::file_type::FileType;
-use super::folder::{WEIGHTS, parts_of_model};
+use super::folder::{NAME, WEIGHTS, parts_of_model};
 use super::tensor::{self, ROPE_FACTORS, Tensor};
 use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, tokenizer};
 use crate::error::{Error, Result};
@@ -302,6 +302,10 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
     if let Some(mut scaling) = scaling {
         scaling["rope_theta"] = number(config.rope_freq_base);
         root["rope_scaling"] = scaling;
+    }
+    // The folder may have another.
+    if let Some(name) = gguf.metadata().str("general.name")? {
+        root[NAME] = name.into();
     }
     let special = tokenizer::special_ids(gguf.metadata())?;
     let ids: Map<String, Value> =

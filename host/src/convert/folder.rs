@@ -1,7 +1,7 @@
 //! A Hugging Face folder: its JSON files and its mapped weights.
 
 use super::config::Config;
-use super::json::{self, Json};
+use super::json::{self, Json, present};
 use super::onnx::Onnx;
 use super::tensor::{self, Module};
 use super::{ConvertError, is_onnx};
@@ -98,8 +98,11 @@ impl Folder {
         &self.source
     }
 
-    /// The folder's name.
+    /// The model's name: that of the GGUF file that the folder was made from, or else the folder's.
     pub(super) fn name(&self) -> String {
+        if let Some(name) = present(&self.config.root, NAME).and_then(Value::as_str) {
+            return name.into();
+        }
         let path = self.path.canonicalize().unwrap_or_default();
         path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
     }
@@ -184,6 +187,9 @@ fn only_onnx(folder: &Path) -> Result<Option<PathBuf>> {
     }
     Ok(files.pop())
 }
+
+/// Where `config.json` has the name of the GGUF file that a folder was made from.
+pub(super) const NAME: &str = "general.name";
 
 /// The file of all weights of a model that is not in parts.
 pub(super) const WEIGHTS: &str = "model.safetensors";
