@@ -72,7 +72,9 @@ impl Packed {
             bos: None,
             eos: None,
             eot: None,
+            eom: None,
             add_bos: false,
+            add_eos: false,
         })
         .unwrap()
     }
@@ -177,6 +179,53 @@ fn texts_start_with_a_token_if_the_file_or_the_pre_tokenizer_says_so() {
         let header = w.header().unwrap();
         let gguf = Gguf::parse(&header).unwrap();
         assert_eq!(Tokenizer::from_gguf(&gguf).unwrap().leading_bos(), expected, "{pre} {add:?}");
+    }
+}
+
+/// All keys that GGUF has for ends, and names that need none.
+#[test]
+fn a_reply_has_several_ends_and_a_whole_text_one() {
+    let file = fixture("bpe2k.gguf");
+    let gguf = Gguf::parse(&file).unwrap();
+    let metadata = gguf.metadata();
+    let count = metadata.strings("tokenizer.ggml.tokens").unwrap().unwrap().len();
+    let names =
+        ["<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|eot_id|>", "<|im_end|>", "<|endoftext|>"];
+    let read = |keys: &[(&str, u32)], add_eos: bool, name: Option<&str>| {
+        let mut w = GgufWriter::new();
+        w.set_strings("tokenizer.ggml.merges", metadata.strings("tokenizer.ggml.merges").unwrap().unwrap())
+            .unwrap();
+        // The file's own ends have other names here.
+        let tokens = metadata.strings("tokenizer.ggml.tokens").unwrap().unwrap().iter().enumerate();
+        let tokens: Vec<Vec<u8>> = tokens
+            .map(|(id, token)| match name {
+                Some(name) if id + 1 == count => name.as_bytes().to_vec(),
+                _ if names.iter().any(|name| name.as_bytes() == token) => format!("<|{id}|>").into_bytes(),
+                _ => token.to_vec(),
+            })
+            .collect();
+        let tokens: Vec<&str> = tokens.iter().map(|token| std::str::from_utf8(token).unwrap()).collect();
+        w.set_strings("tokenizer.ggml.tokens", &tokens).unwrap();
+        let types: Vec<i32> = metadata.i32s("tokenizer.ggml.token_type").unwrap().unwrap().collect();
+        w.set_array("tokenizer.ggml.token_type", &types).unwrap();
+        w.set("tokenizer.ggml.model", "gpt2").unwrap();
+        w.set("tokenizer.ggml.pre", "qwen2").unwrap();
+        keys.iter().for_each(|(key, id)| w.set(&format!("tokenizer.ggml.{key}_token_id"), *id).unwrap());
+        if add_eos {
+            w.set("tokenizer.ggml.add_eos_token", true).unwrap();
+        }
+        let header = w.header().unwrap();
+        let t = Tokenizer::from_gguf(&Gguf::parse(&header).unwrap()).map(Tokenizer::into_owned);
+        t.map(|t| (t.ends().to_vec(), t.trailing_eos()))
+    };
+    assert_eq!(read(&[], false, None), Ok((vec![], None)));
+    let keys = [("eos", 7), ("eot", 8), ("eom", 9)];
+    assert_eq!(read(&keys, false, None), Ok((vec![7, 8, 9], None)));
+    assert_eq!(read(&keys, true, None), Ok((vec![7, 8, 9], Some(7))));
+    assert_eq!(read(&[], true, None), Ok((vec![], None)));
+    assert!(read(&[("eom", count as u32)], false, None).is_err());
+    for name in names {
+        assert_eq!(read(&[], false, Some(name)), Ok((vec![count as u32 - 1], None)), "{name}");
     }
 }
 

@@ -686,6 +686,106 @@ fn yarn_extends_the_context() {
     }
 }
 
+/// Token ids under keys of the tokenizer.
+fn token_ids(file: &[u8]) -> [Option<u32>; 3] {
+    let gguf = Gguf::parse(file).unwrap();
+    ["eos", "eot", "eom"].map(|key| gguf.metadata().u32(&format!("tokenizer.ggml.{key}_token_id")).unwrap())
+}
+
+#[test]
+fn all_ends_of_a_reply_are_kept() {
+    let ends = |ids: &[u32]| {
+        let text = serde_json::json!({ "eos_token_id": ids }).to_string();
+        changed("qwen3", "generation_config.json", |_| Some(text.into_bytes()))
+    };
+    let read = |folder: &Path| converted(folder, &ConvertOptions::new()).map(|file| token_ids(&file));
+    // Its name says that 264 is one.
+    assert_eq!(read(ends(&[266, 264]).path()).unwrap(), [Some(266), None, None]);
+    assert_eq!(read(ends(&[266, 267, 264]).path()).unwrap(), [Some(266), Some(267), None]);
+    assert_eq!(read(ends(&[266, 267, 265]).path()).unwrap(), [Some(266), Some(267), Some(265)]);
+    let refused = read(ends(&[266, 267, 265, 3]).path()).unwrap_err().to_string();
+    assert!(refused.contains("eos_token_id is 4 tokens, expected at most three"), "{refused}");
+
+    // To GGUF, to a folder and back.
+    let dir = TempDir::new().unwrap();
+    let (first, back) = (dir.path().join("first.gguf"), dir.path().join("back"));
+    convert(ends(&[266, 267, 265]).path(), &first, &ConvertOptions::new(), |_, _| ()).unwrap();
+    convert_to_folder(&first, &back, &ConvertOptions::new(), |_, _| ()).unwrap();
+    assert_eq!(read(&back).unwrap(), [Some(266), Some(267), Some(265)]);
+    let tokenizer = fs::read(&first).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&Gguf::parse(&tokenizer).unwrap()).unwrap().into_owned();
+    assert!([264, 265, 266, 267].iter().all(|id| tokenizer.is_end(*id)));
+}
+
+/// A change of `tokenizer.json` as JSON.
+fn with_tokenizer(change: impl FnOnce(&mut serde_json::Value)) -> TempDir {
+    changed("qwen3", "tokenizer.json", |bytes| {
+        let mut root = serde_json::from_slice(&bytes).unwrap();
+        change(&mut root);
+        Some(root.to_string().into_bytes())
+    })
+}
+
+#[test]
+fn settings_of_a_tokenizer_that_change_tokens_are_refused() {
+    use serde_json::json;
+    let special = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
+    let text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+    let template = |single: &[serde_json::Value]| json!({ "type": "TemplateProcessing", "single": single });
+    let lower = json!({ "type": "Lowercase" });
+    let nfc = json!({ "type": "NFC" });
+    for (pointer, value, expected) in [
+        ("/normalizer", lower.clone(), "normalizer is {\"type\":\"Lowercase\"}, expected NFC or none"),
+        ("/normalizer", json!({ "type": "Sequence", "normalizers": [nfc, lower] }), "normalizer is {"),
+        ("/model/dropout", json!(0.1), "model.dropout is 0.1, expected none"),
+        ("/model/end_of_word_suffix", json!("</w>"), "model.end_of_word_suffix is \"</w>\""),
+        ("/model/continuing_subword_prefix", json!("##"), "model.continuing_subword_prefix is \"##\""),
+        ("/model/byte_fallback", json!(true), "model.byte_fallback is true"),
+        ("/added_tokens/3/lstrip", json!(true), "lstrip of the added token \"<think>\" is true"),
+        ("/added_tokens/3/rstrip", json!(true), "rstrip of the added token \"<think>\" is true"),
+        ("/added_tokens/3/single_word", json!(true), "single_word of the added token \"<think>\" is true"),
+        (
+            "/post_processor",
+            json!({ "type": "RobertaProcessing" }),
+            "post_processor.type is \"RobertaProcessing\"",
+        ),
+        ("/post_processor", template(&[]), "post_processor.single is []"),
+        (
+            "/post_processor",
+            template(&[special("<think>"), special("<|im_end|>"), text.clone()]),
+            "post_processor.single is [",
+        ),
+        (
+            "/post_processor",
+            template(&[special("<think>"), text.clone()]),
+            "post_processor.single is \"<think>\"",
+        ),
+        (
+            "/post_processor",
+            template(&[text.clone(), special("<nothing>")]),
+            "post_processor.single is \"<nothing>\"",
+        ),
+    ] {
+        let folder = with_tokenizer(|root| *root.pointer_mut(pointer).unwrap() = value);
+        let error = converted(folder.path(), &ConvertOptions::new()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}, expected {expected}");
+    }
+    // As published files have them.
+    for (pointer, value) in [
+        ("/normalizer", nfc.clone()),
+        ("/normalizer", json!({ "type": "Sequence", "normalizers": [nfc] })),
+        ("/model/dropout", json!(null)),
+        ("/model/end_of_word_suffix", json!("")),
+        ("/model/continuing_subword_prefix", json!("")),
+        ("/post_processor", json!(null)),
+        ("/post_processor", json!({ "type": "ByteLevel", "trim_offsets": false })),
+        ("/post_processor", template(&[special("<|endoftext|>"), text])),
+    ] {
+        let folder = with_tokenizer(|root| *root.pointer_mut(pointer).unwrap() = value);
+        converted(folder.path(), &ConvertOptions::new()).unwrap();
+    }
+}
+
 #[test]
 fn damaged_folders_are_refused_by_name() {
     let header = |text: &str| {

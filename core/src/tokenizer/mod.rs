@@ -43,8 +43,9 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const MERGES: &str = "tokenizer.ggml.merges";
 const TYPES: &str = "tokenizer.ggml.token_type";
 
-/// Tokens that end a reply whatever the file states.
-const END_NAMES: [&str; 3] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"];
+/// Names of control tokens that end a reply whatever the file states.
+pub const END_NAMES: [&str; 6] =
+    ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>"];
 
 /// Which added tokens a text may form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,8 +144,12 @@ pub struct Vocabulary<'a> {
     pub eos: Option<u32>,
     /// `tokenizer.ggml.eot_token_id`, the end of a turn if that is not `eos`.
     pub eot: Option<u32>,
+    /// `tokenizer.ggml.eom_token_id`, the end of a message after which the turn goes on elsewhere, such as in a tool.
+    pub eom: Option<u32>,
     /// `tokenizer.ggml.add_bos_token`.
     pub add_bos: bool,
+    /// `tokenizer.ggml.add_eos_token`.
+    pub add_eos: bool,
 }
 
 /// A byte-level BPE tokenizer over the vocabulary of a file.
@@ -160,6 +165,7 @@ pub struct Tokenizer<'a> {
     bos: Option<u32>,
     eos: Option<u32>,
     add_bos: bool,
+    add_eos: bool,
     /// Tokens that end a reply.
     ends: Vec<u32>,
     /// Bytes of the longest token.
@@ -201,7 +207,9 @@ impl<'a> Tokenizer<'a> {
             bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
             eos: metadata.u32("tokenizer.ggml.eos_token_id")?,
             eot: metadata.u32("tokenizer.ggml.eot_token_id")?,
+            eom: metadata.u32("tokenizer.ggml.eom_token_id")?,
             add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos),
+            add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
         })
     }
 
@@ -255,28 +263,29 @@ impl<'a> Tokenizer<'a> {
         let merges = Merges::new(&merge_texts, &mut index, &texts, locked)?;
         let whole = pre.keeps_whole_tokens().then(|| index.into_table());
 
-        for id in [source.bos, source.eos, source.eot].into_iter().flatten() {
+        for id in [source.bos, source.eos, source.eot, source.eom].into_iter().flatten() {
             if id as usize >= texts.len() {
                 return Err(error!(Token { id, vocab: texts.len() as u32 }));
             }
         }
         let mut ends = Vec::new();
         let named = END_NAMES.iter().map(|name| added.find(&texts, name.as_bytes()));
-        for id in [source.eos, source.eot].into_iter().chain(named).flatten() {
+        for id in [source.eos, source.eot, source.eom].into_iter().chain(named).flatten() {
             if !ends.contains(&id) {
                 ends.push(id);
             }
         }
         let longest = texts.iter().map(<[u8]>::len).max().unwrap_or(0);
-        let (bos, eos, add_bos) = (source.bos, source.eos, source.add_bos);
-        Ok(Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, ends, longest })
+        let Vocabulary { bos, eos, add_bos, add_eos, .. } = *source;
+        Ok(Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, add_eos, ends, longest })
     }
 
     /// The same tokenizer with a copy of the vocabulary's texts, so that the original bytes can be freed.
     pub fn into_owned(self) -> Tokenizer<'static> {
-        let Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, ends, longest } = self;
+        let Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, add_eos, ends, longest } =
+            self;
         let texts = texts.into_owned();
-        Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, ends, longest }
+        Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, add_eos, ends, longest }
     }
 
     /// Appends the ids of `text` to `out`. Nothing is added before or after it.
@@ -378,6 +387,12 @@ impl<'a> Tokenizer<'a> {
         self.bos.filter(|_| self.add_bos)
     }
 
+    /// The token that whole texts end with, such as those that are embedded, if any: from
+    /// `tokenizer.ggml.add_eos_token`. Not for texts that the model continues, nor for conversations.
+    pub fn trailing_eos(&self) -> Option<u32> {
+        self.eos.filter(|_| self.add_eos)
+    }
+
     /// `tokenizer.ggml.bos_token_id`.
     pub fn bos(&self) -> Option<u32> {
         self.bos
@@ -388,7 +403,7 @@ impl<'a> Tokenizer<'a> {
         self.eos
     }
 
-    /// Whether `id` ends a reply: `eos`, the end of a turn, `<|im_end|>`, `<|endoftext|>` or `<|eot_id|>`.
+    /// Whether `id` ends a reply: `eos`, the end of a turn or of a message, or one of [`END_NAMES`].
     pub fn is_end(&self, id: u32) -> bool {
         self.ends.contains(&id)
     }

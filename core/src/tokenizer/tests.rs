@@ -49,7 +49,9 @@ impl Built {
             bos: None,
             eos: self.eos,
             eot: None,
+            eom: None,
             add_bos: false,
+            add_eos: false,
         }))
     }
 
@@ -331,7 +333,9 @@ fn arrays_that_end_early_are_refused() {
         bos: None,
         eos: None,
         eot: None,
+        eom: None,
         add_bos: false,
+        add_eos: false,
     };
     assert!(Tokenizer::new(&source).is_ok());
     for cut in [0, 1, 7, 8, 9, tokens.len() - 1] {

@@ -7,6 +7,7 @@ use super::json::{Json, present, string, wrong};
 use crate::error::Result;
 use serde_json::{Map, Value, json};
 use shohin_core::gguf::{GgufWriter, Metadata};
+use shohin_core::tokenizer::END_NAMES;
 
 /// Token types of GGUF.
 const NORMAL: i32 = 1;
@@ -20,6 +21,11 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 
 /// Special tokens: their names in a folder and in GGUF.
 const SPECIAL: [(&str, &str); 4] = [("eos", "eos"), ("bos", "bos"), ("pad", "padding"), ("unk", "unknown")];
+const EOS: usize = 0;
+const BOS: usize = 1;
+/// Ends of a turn and of a message, which a folder has among its tokens `eos`.
+const EOT: &str = "tokenizer.ggml.eot_token_id";
+const EOM: &str = "tokenizer.ggml.eom_token_id";
 
 /// Most rows of an embedding: the config claims them before the embedding is read.
 const MAX_ROWS: u32 = 1 << 21;
@@ -33,13 +39,43 @@ pub(super) fn write(folder: &Folder, rows: u32, w: &mut GgufWriter) -> Result<()
     let file = folder.need_json("tokenizer.json")?;
     let settings = folder.json("tokenizer_config.json")?;
     let ids = file.at(vocabulary(&file.root, rows, w))?;
-    let flag = settings.as_ref().map_or(Ok(None), |settings| settings.at(add_bos(&settings.root)))?;
-    if let Some(add) = flag.or_else(|| begins_with_a_token(&file.root)) {
+    let around = file.at(around(&file.root))?;
+    let flag = |key| settings.as_ref().map_or(Ok(None), |settings| settings.at(flag(&settings.root, key)));
+    let add_bos = flag("add_bos_token")?.or(around.map(|[before, _]| before.is_some()));
+    let add_eos = flag("add_eos_token")?.unwrap_or(around.is_some_and(|[_, after]| after.is_some()));
+    if let Some(add) = add_bos {
         folder.at(w.set("tokenizer.ggml.add_bos_token", add).map_err(ConvertError::from))?;
     }
-    special(folder, settings.as_ref(), &ids, w)?;
+    if add_eos {
+        folder.at(w.set("tokenizer.ggml.add_eos_token", true).map_err(ConvertError::from))?;
+    }
+    let [before, after] = around.unwrap_or_default();
+    let around = [before.filter(|_| add_bos == Some(true)), after.filter(|_| add_eos)];
+    special(folder, settings.as_ref(), &ids, around, w)?;
     if let Some(template) = template(folder, settings.as_ref())? {
         folder.at(w.set("tokenizer.chat_template", template.as_str()).map_err(ConvertError::from))?;
+    }
+    Ok(())
+}
+
+/// Refuses settings that change tokens and are not read.
+fn check(root: &Value, model: &Value) -> Result<(), ConvertError> {
+    let is_nfc = |value: &Value| value.get("type").and_then(Value::as_str) == Some("NFC");
+    if let Some(normalizer) = present(root, "normalizer") {
+        let parts = normalizer.get("normalizers").and_then(Value::as_array);
+        if !parts.map_or_else(|| is_nfc(normalizer), |parts| parts.iter().all(is_nfc)) {
+            return Err(wrong("normalizer", Some(normalizer), "NFC or none"));
+        }
+    }
+    for key in ["byte_fallback", "fuse_unk", "dropout", "continuing_subword_prefix", "end_of_word_suffix"] {
+        let harmless = match present(model, key) {
+            None | Some(Value::Bool(false)) => true,
+            Some(Value::String(text)) => text.is_empty(),
+            Some(value) => value.as_f64() == Some(0.0),
+        };
+        if !harmless {
+            return Err(wrong(&format!("model.{key}"), model.get(key), "none"));
+        }
     }
     Ok(())
 }
@@ -55,14 +91,8 @@ fn vocabulary<'v>(
         Some("BPE") => {}
         _ => return Err(wrong("model.type", model.get("type"), "BPE")),
     }
-    for key in ["byte_fallback", "fuse_unk", "ignore_merges"] {
-        // llama-bpe has whole words among its tokens, which its GGUF files do without this flag.
-        let harmless =
-            key == "ignore_merges" || matches!(present(model, key), None | Some(Value::Bool(false)));
-        if !harmless {
-            return Err(wrong(&format!("model.{key}"), model.get(key), "false"));
-        }
-    }
+    // Not ignore_merges: llama-bpe has whole words among its tokens, which its GGUF files do without this flag.
+    check(root, model)?;
     let pre = pre_tokenizer(root.get("pre_tokenizer")).ok_or_else(|| {
         wrong("pre_tokenizer", root.get("pre_tokenizer"), "that of Qwen2, Llama 3 or SmolLM")
     })?;
@@ -93,6 +123,11 @@ fn vocabulary<'v>(
     for token in present(root, "added_tokens").and_then(Value::as_array).into_iter().flatten() {
         let text =
             string(token, "content")?.ok_or_else(|| wrong("added_tokens", Some(token), "a content"))?;
+        for key in ["lstrip", "rstrip", "single_word"] {
+            if let Some(value) = present(token, key).filter(|value| **value != Value::Bool(false)) {
+                return Err(wrong(&format!("{key} of the added token {text:?}"), Some(value), "false"));
+            }
+        }
         let special = token.get("special").and_then(Value::as_bool).unwrap_or(false);
         put(
             text,
@@ -152,50 +187,154 @@ fn pre_tokenizer(value: Option<&Value>) -> Option<&'static str> {
     }
 }
 
-/// Whether a text gets the token of its begin, if the settings say.
-fn add_bos(settings: &Value) -> Result<Option<bool>, ConvertError> {
-    match present(settings, "add_bos_token") {
+/// A setting that may be missing.
+fn flag(settings: &Value, key: &str) -> Result<Option<bool>, ConvertError> {
+    match present(settings, key) {
         None => Ok(None),
-        Some(Value::Bool(add)) => Ok(Some(*add)),
-        found => Err(wrong("add_bos_token", found, "true or false")),
+        Some(Value::Bool(flag)) => Ok(Some(*flag)),
+        found => Err(wrong(key, found, "true or false")),
     }
 }
 
-/// The same by the template of a single text: Llama 3 has no other setting for it.
-fn begins_with_a_token(root: &Value) -> Option<bool> {
-    let template =
-        |processor: &Value| Some(processor.get("single")?.as_array()?.first()?.get("SpecialToken").is_some());
-    let processor = present(root, "post_processor")?;
-    match processor.get("processors").and_then(Value::as_array) {
-        Some(all) => all.iter().find_map(template),
-        None => template(processor),
+/// The tokens before and after a single text, if a template says which: Llama 3 and Qwen3-Embedding have no other setting
+/// for it.
+fn around<'v>(root: &'v Value) -> Result<Option<[Option<&'v str>; 2]>, ConvertError> {
+    let Some(processor) = present(root, "post_processor") else { return Ok(None) };
+    let all = match processor.get("processors").and_then(Value::as_array) {
+        Some(all) => all.as_slice(),
+        None => std::slice::from_ref(processor),
+    };
+    let mut found = None;
+    for processor in all {
+        match string(processor, "type")? {
+            // It changes offsets only.
+            Some("ByteLevel") => {}
+            Some("TemplateProcessing") if found.is_none() => {
+                let single = present(processor, "single");
+                let refused =
+                    || wrong("post_processor.single", single, "a text, and a token before and after it");
+                let token = |part: &Value| part.get("SpecialToken").is_some();
+                let parts = single.and_then(Value::as_array).ok_or_else(refused)?;
+                let (before, after) = match &parts[..] {
+                    [_] => (None, None),
+                    [first, _] if token(first) => (Some(first), None),
+                    [_, last] => (None, Some(last)),
+                    [first, _, last] => (Some(first), Some(last)),
+                    _ => return Err(refused()),
+                };
+                if parts.iter().filter(|part| !token(part)).count() != 1 {
+                    return Err(refused());
+                }
+                let name = |part: &'v Value| part.get("SpecialToken")?.get("id")?.as_str();
+                if [before, after].into_iter().flatten().any(|part| name(part).is_none()) {
+                    return Err(refused());
+                }
+                found = Some([before.and_then(name), after.and_then(name)]);
+            }
+            _ => {
+                let expected = "ByteLevel, or one TemplateProcessing";
+                return Err(wrong("post_processor.type", processor.get("type"), expected));
+            }
+        }
     }
+    Ok(found)
 }
 
-/// The ids of special tokens: those of `generation_config.json` or `config.json`, or by name.
+/// Names of tokens that end a turn, and of the one that ends a message of several in a turn.
+const END_OF_TURN: [&str; 3] = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>"];
+const END_OF_MESSAGE: &str = "<|eom_id|>";
+
+/// The ids of special tokens: those of `generation_config.json` or `config.json`, or by name. `around` are the tokens that
+/// are added before and after a text.
 fn special(
     folder: &Folder,
     settings: Option<&Json>,
     texts: &[Option<&str>],
+    around: [Option<&str>; 2],
     w: &mut GgufWriter,
 ) -> Result<()> {
     let generation = folder.json("generation_config.json")?;
-    for (name, key) in SPECIAL {
-        let by_name = settings.and_then(|settings| {
-            let token = present(&settings.root, &format!("{name}_token"))?;
-            let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
-            texts.iter().position(|token| *token == Some(text))
-        });
-        let by_id = |file: &Json| {
-            let id = present(&file.root, &format!("{name}_token_id"))?;
-            // Several ends: the first is the one of a turn.
-            let id = id.as_u64().or_else(|| id.as_array()?.first()?.as_u64())?;
-            usize::try_from(id).ok().filter(|id| texts.get(*id).is_some_and(Option::is_some))
-        };
-        let id = by_name.or_else(|| by_id(folder.config())).or_else(|| by_id(generation.as_ref()?));
-        if let Some(id) = id {
+    let named = |text: &str| texts.iter().position(|token| *token == Some(text));
+    let known = |id: &Value| {
+        let id = usize::try_from(id.as_u64()?).ok()?;
+        texts.get(id).is_some_and(Option::is_some).then_some(id)
+    };
+    // One, or several.
+    let ids = |file: &Json, name: &str| -> Vec<usize> {
+        match present(&file.root, &format!("{name}_token_id")) {
+            Some(Value::Array(ids)) => ids.iter().filter_map(known).collect(),
+            Some(id) => known(id).into_iter().collect(),
+            None => Vec::new(),
+        }
+    };
+    let files = [Some(folder.config()), generation.as_ref()];
+    let mut found: Vec<Option<usize>> = SPECIAL
+        .iter()
+        .map(|(name, _)| {
+            let by_name = settings.and_then(|settings| {
+                let token = present(&settings.root, &format!("{name}_token"))?;
+                named(token.as_str().or_else(|| token.get("content")?.as_str())?)
+            });
+            // Of several ends, the first is the one of a turn.
+            by_name.or_else(|| files.into_iter().flatten().find_map(|file| ids(file, name).first().copied()))
+        })
+        .collect();
+    let mut ends: Vec<usize> = files.into_iter().flatten().flat_map(|file| ids(file, "eos")).collect();
+
+    let [before, after] = around;
+    let missing = |text: &str| {
+        let (key, found) = (String::from("post_processor.single"), format!("{text:?}"));
+        folder.at(Err(ConvertError::Value {
+            key,
+            found,
+            expected: "a token, at the begin the one of bos_token",
+        }))
+    };
+    if let Some(text) = before {
+        match (named(text), found[BOS]) {
+            (Some(id), None) => found[BOS] = Some(id),
+            (Some(id), Some(bos)) if id == bos => {}
+            _ => return missing(text),
+        }
+    }
+    if let Some(text) = after {
+        // As llama.cpp's converter does: readers add the token eos, and the other end stays one.
+        let Some(id) = named(text) else { return missing(text) };
+        ends.extend(found[EOS].replace(id));
+    }
+    for ((_, key), id) in SPECIAL.iter().zip(&found) {
+        if let Some(id) = *id {
             let set = w.set(&format!("tokenizer.ggml.{key}_token_id"), id as u32);
             folder.at(set.map_err(ConvertError::from))?;
+        }
+    }
+    ends.retain(|id| Some(*id) != found[EOS]);
+    folder.at(further_ends(&ends, texts, w))
+}
+
+/// Sets the keys of ends of a reply beside `eos`, which are two.
+fn further_ends(ends: &[usize], texts: &[Option<&str>], w: &mut GgufWriter) -> Result<(), ConvertError> {
+    let text = |id: usize| texts[id].unwrap_or_default();
+    let mut turn = ends.iter().copied().find(|id| END_OF_TURN.contains(&text(*id)));
+    let mut message = ends.iter().copied().find(|id| text(*id) == END_OF_MESSAGE);
+    // Readers know the others of these names.
+    for id in ends.iter().copied().filter(|id| !END_NAMES.contains(&text(*id))) {
+        match (turn, message) {
+            _ if turn == Some(id) || message == Some(id) => {}
+            (None, _) => turn = Some(id),
+            (_, None) => message = Some(id),
+            _ => {
+                return Err(ConvertError::Value {
+                    key: "eos_token_id".into(),
+                    found: format!("{} tokens", ends.len() + 1),
+                    expected: "at most three whose names do not say that they end a reply",
+                });
+            }
+        }
+    }
+    for (key, id) in [(EOT, turn), (EOM, message)] {
+        if let Some(id) = id {
+            w.set(key, id as u32)?;
         }
     }
     Ok(())
@@ -277,23 +416,34 @@ pub(super) fn files(metadata: &Metadata<'_>) -> Result<Vec<(&'static str, String
     let merges: Vec<_> = merges.iter().filter_map(|merge| merge.split_once(' ')).collect();
     let special = special_ids(metadata)?;
     let token = |id: u32| tokens.get(id as usize).copied();
-    let bos = special.iter().find(|(name, _)| *name == "bos").and_then(|(_, id)| Some((token(*id)?, *id)));
+    let named =
+        |name| special.iter().find(|(found, _)| *found == name).and_then(|(_, id)| Some((token(*id)?, *id)));
     let add_bos = metadata.bool("tokenizer.ggml.add_bos_token")?;
+    let add_eos = metadata.bool("tokenizer.ggml.add_eos_token")?;
     let bytes_last =
         json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
-    let post_processor = match bos.filter(|_| add_bos == Some(true)) {
-        None => bytes(false),
-        Some((text, id)) => {
-            let (start, a) = (
-                json!({ "SpecialToken": { "id": text, "type_id": 0 } }),
-                json!({ "Sequence": { "id": "A", "type_id": 0 } }),
-            );
-            let b = json!([{ "SpecialToken": { "id": text, "type_id": 1 } }, { "Sequence": { "id": "B", "type_id": 1 } }]);
+    let [before, after] =
+        [("bos", add_bos), ("eos", add_eos)].map(|(name, add)| named(name).filter(|_| add == Some(true)));
+    let post_processor = match (before, after) {
+        (None, None) => bytes(false),
+        _ => {
+            let of = |text: &str, type_id: u32| {
+                let token = |found: Option<(&str, u32)>| {
+                    found.map(|(id, _)| json!({ "SpecialToken": { "id": id, "type_id": type_id } }))
+                };
+                let sequence = json!({ "Sequence": { "id": text, "type_id": type_id } });
+                token(before).into_iter().chain([sequence]).chain(token(after)).collect::<Vec<_>>()
+            };
+            let tokens = [before, after]
+                .into_iter()
+                .flatten()
+                .map(|(text, id)| (text.into(), json!({ "id": text, "ids": [id], "tokens": [text] })));
+            let pair = [of("A", 0), of("B", 1)].concat();
             json!({
                 "type": "TemplateProcessing",
-                "single": [start, a],
-                "pair": [start, a, b[0], b[1]],
-                "special_tokens": { text: { "id": text, "ids": [id], "tokens": [text] } },
+                "single": of("A", 0),
+                "pair": pair,
+                "special_tokens": tokens.collect::<Map<String, Value>>(),
             })
         }
     };
@@ -324,17 +474,24 @@ pub(super) fn files(metadata: &Metadata<'_>) -> Result<Vec<(&'static str, String
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": false,
     });
-    if let Some(add) = add_bos {
-        settings["add_bos_token"] = add.into();
+    for (key, add) in [("add_bos_token", add_bos), ("add_eos_token", add_eos)] {
+        if let Some(add) = add {
+            settings[key] = add.into();
+        }
     }
-    for (name, id) in special {
-        if let Some(text) = token(id) {
+    for (name, id) in &special {
+        if let Some(text) = token(*id) {
             settings[format!("{name}_token")] = text.into();
         }
     }
     let mut files = vec![("tokenizer.json", pretty(&root)), ("tokenizer_config.json", pretty(&settings))];
     if let Some(template) = metadata.str("tokenizer.chat_template")? {
         files.push(("chat_template.jinja", template.into()));
+    }
+    let eos = metadata.u32("tokenizer.ggml.eos_token_id")?;
+    let ends: Vec<u32> = [eos, metadata.u32(EOT)?, metadata.u32(EOM)?].into_iter().flatten().collect();
+    if eos.is_some() && ends.len() > 1 {
+        files.push(("generation_config.json", pretty(&json!({ "eos_token_id": ends }))));
     }
     Ok(files)
 }
