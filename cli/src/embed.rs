@@ -11,8 +11,8 @@ use std::path::Path;
 
 /// Compute embeddings of texts, for search and comparison
 ///
-/// The embedding is the mean of the final hidden states over all tokens, or that of the last token, scaled
-/// to length 1, so that the dot product of two embeddings is their cosine similarity. Prints one JSON array
+/// The embedding is the mean of the final hidden states over all tokens, or that of the last token, as the model's file
+/// says (the mean if it does not), scaled to length 1, so that the dot product of two embeddings is their cosine similarity. Prints one JSON array
 /// of numbers per argument, or per line of standard input.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -23,9 +23,9 @@ Examples:
 pub(crate) struct EmbedArgs {
     /// The texts [default: standard input, one text per line]
     texts: Vec<String>,
-    /// Pooling of the hidden states
-    #[arg(long, value_name = "HOW", default_value = "mean")]
-    pooling: Pool,
+    /// Pooling of the hidden states [default: that of the file, or mean]
+    #[arg(long, value_name = "HOW")]
+    pooling: Option<Pool>,
     /// Do not scale the embedding to length 1
     #[arg(long)]
     no_normalize: bool,
@@ -44,11 +44,12 @@ enum Pool {
 
 pub(crate) fn embed(args: &EmbedArgs, model: &ModelArgs) -> Result {
     let texts = texts(args)?;
-    let pooling = match args.pooling {
-        Pool::Mean => Pooling::Mean,
-        Pool::Last => Pooling::Last,
-    };
     let model = model.load()?;
+    let pooling = match args.pooling {
+        None => model.pooling()?,
+        Some(Pool::Mean) => Pooling::Mean,
+        Some(Pool::Last) => Pooling::Last,
+    };
     let mut out = BufWriter::new(io::stdout().lock());
     for vector in model.embeddings(&texts, pooling, !args.no_normalize)? {
         // One by one, so that a reader need not wait for the last.

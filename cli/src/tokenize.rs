@@ -39,6 +39,9 @@ pub(crate) struct TokenizeArgs {
     /// Leave out the token that texts begin with
     #[arg(long, conflicts_with = "decode")]
     no_bos: bool,
+    /// Leave out the token that whole texts end with, as those of some embedding models do
+    #[arg(long, conflicts_with = "decode")]
+    no_eos: bool,
     /// Normalize the text to Unicode NFC first, as Hugging Face tokenizers do
     #[arg(long, conflicts_with = "decode")]
     nfc: bool,
@@ -65,6 +68,7 @@ pub(crate) fn tokenize(args: &TokenizeArgs, model: &ModelArgs) -> Result {
         options.nfc = args.nfc;
         let mut ids = Vec::from_iter(tokenizer.leading_bos().filter(|_| !args.no_bos));
         tokenizer.encode_with(text, &options, &mut ids);
+        ids.extend(tokenizer.trailing_eos().filter(|_| !args.no_eos));
         ids
     };
     match (args.json, args.decode) {

@@ -18,7 +18,7 @@ use shohin_core::chat::Template;
 use shohin_core::cpu::repack::repacks;
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::{Id42, ReadOptions};
-use shohin_core::model::{ModelBytes, ModelConfigBuilder, RopeScaling, Split};
+use shohin_core::model::{ModelBytes, ModelConfigBuilder, Pooling, RopeScaling, Split};
 use shohin_core::{
     Activations, AttentionPattern, CpuOptions, Gguf, KvFormat, ModelConfig, Tokenizer, is_printable,
 };
@@ -334,6 +334,7 @@ impl Builder {
         let (weights, cache_writer) = weights?;
         let tokenizer = tokenizer.unwrap_or_else(|panic| resume_unwind(panic)).map_err(named)?;
         let template = Template::from_metadata(gguf.metadata(), &tokenizer).map_err(named)?;
+        let pooling = Pooling::from_metadata(gguf.metadata());
         let parts = weights.model().weights().parts();
         let weight_bytes = match (&machine, repack && !reads) {
             (Machine::Split(split), _) => split.bytes(),
@@ -353,6 +354,7 @@ impl Builder {
             weights,
             cache_writer,
             template,
+            pooling,
             options,
             plans_repacked: (repack && !reads).then_some(self.compact),
             kv: self.kv,

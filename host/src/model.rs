@@ -63,6 +63,8 @@ pub(crate) struct Inner {
     pub(crate) cache_writer: Option<CacheWriter>,
     pub(crate) tokenizer: Tokenizer<'static>,
     pub(crate) template: Template,
+    /// How the file asks to combine the states of a text.
+    pub(crate) pooling: shohin_core::Result<Pooling>,
     pub(crate) options: CpuOptions,
     pub(crate) kv: KvFormat,
     pub(crate) attention: AttentionPattern,
@@ -116,6 +118,17 @@ impl Model {
         tokens
     }
 
+    /// The tokens of a whole text, as it is embedded: as [`Model::tokenize`], with the end-of-sequence token after it if
+    /// the file says so.
+    pub fn tokenize_whole(&self, text: &str) -> Vec<u32> {
+        let mut tokens = self.tokenize(text);
+        // An empty text has no embedding.
+        if !text.is_empty() {
+            tokens.extend(self.0.tokenizer.trailing_eos());
+        }
+        tokens
+    }
+
     /// The text of tokens, without control tokens.
     ///
     /// # Errors
@@ -141,17 +154,26 @@ impl Model {
         }
     }
 
-    /// The embedding `(hidden)` of a text, of length 1: the mean of the final hidden states. See
+    /// How the file asks to combine the final hidden states of a text: their mean unless it says otherwise.
+    ///
+    /// # Errors
+    /// [`shohin_core::Error::Unsupported`] if it asks for what is not computed, such as `cls` or `rank`.
+    pub fn pooling(&self) -> Result<Pooling> {
+        self.0.pooling.map_err(|source| Error::Model { name: self.0.file.name().into(), source })
+    }
+
+    /// The embedding `(hidden)` of a text, of length 1, with the file's [pooling](Model::pooling). See
     /// [`Model::embeddings`] for several texts.
     ///
     /// # Errors
-    /// As [`Model::embeddings`].
+    /// As [`Model::embeddings`] and [`Model::pooling`].
     pub fn embed(&self, text: &str) -> Result<Vec<f32>> {
-        let mut all = self.embeddings(&[text], Pooling::Mean, true)?;
+        let mut all = self.embeddings(&[text], self.pooling()?, true)?;
         all.next().unwrap_or(Err(Error::EmptyText { number: 1 }))
     }
 
-    /// The embeddings `(hidden)` of texts, computed lazily one by one; of length 1 if `normalize`.
+    /// The embeddings `(hidden)` of texts, computed lazily one by one; of length 1 if `normalize`. [`Model::pooling`] is
+    /// what the model was trained with.
     ///
     /// # Errors
     /// If a text is empty or too long for the model, or there is no memory.
@@ -161,7 +183,7 @@ impl Model {
         pooling: Pooling,
         normalize: bool,
     ) -> Result<impl Iterator<Item = Result<Vec<f32>>> + use<T>> {
-        let texts = texts.iter().map(|text| self.tokenize(text.as_ref())).collect();
+        let texts = texts.iter().map(|text| self.tokenize_whole(text.as_ref())).collect();
         self.token_embeddings(texts, pooling, normalize)
     }
 

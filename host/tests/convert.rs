@@ -4,6 +4,7 @@
 use shohin::convert::{ConvertError, ConvertOptions, Int8, Mix, TensorRule, convert, convert_to_folder};
 use shohin::{Error, Model};
 use shohin_core::gguf::Gguf;
+use shohin_core::model::Pooling;
 use shohin_core::tokenizer::Special;
 use shohin_core::{BonsaiModel, Cpu, Format, KvFormat, ModelConfig, Serial, Tokenizer};
 use shohin_tests::cpu::{all_logits, device, exact, in_format};
@@ -653,6 +654,18 @@ fn weights_in_one_file_count_more_than_an_index_of_others() {
     assert!(found < 1e-4, "{found}");
 }
 
+/// The names of Qwen3-Embedding's weights.
+#[test]
+fn weights_without_a_head_may_lack_the_name_of_the_rest() {
+    let folder = changed("qwen3", "model.safetensors", |bytes| {
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap().replace("\"model.", "\"");
+        Some([&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes[8 + length..]].concat())
+    });
+    let found = difference(folder.path(), &converted(folder.path(), &ConvertOptions::new()).unwrap());
+    assert!(found < 1e-4, "{found}");
+}
+
 /// `config.json` changed as JSON.
 fn with_config(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> TempDir {
     changed(name, "config.json", |bytes| {
@@ -715,6 +728,61 @@ fn all_ends_of_a_reply_are_kept() {
     let tokenizer = fs::read(&first).unwrap();
     let tokenizer = Tokenizer::from_gguf(&Gguf::parse(&tokenizer).unwrap()).unwrap().into_owned();
     assert!([264, 265, 266, 267].iter().all(|id| tokenizer.is_end(*id)));
+}
+
+/// The folder of a model of embeddings, whose texts end with a token that replies do not end with.
+fn embedding_folder(mode: &str) -> TempDir {
+    let folder = changed("qwen3", "tokenizer.json", |bytes| {
+        let mut root: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        let end = serde_json::json!({ "SpecialToken": { "id": "<|endoftext|>", "type_id": 0 } });
+        root["post_processor"]["single"].as_array_mut().unwrap().push(end);
+        let bytes_only = serde_json::json!({ "type": "ByteLevel", "trim_offsets": false });
+        root["post_processor"] =
+            serde_json::json!({ "type": "Sequence", "processors": [bytes_only, root["post_processor"]] });
+        Some(root.to_string().into_bytes())
+    });
+    let modules = serde_json::json!([
+        { "idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer" },
+        { "idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling" },
+    ]);
+    let settings =
+        serde_json::json!({ "pooling_mode_mean_tokens": false, mode: true, "include_prompt": true });
+    fs::write(folder.path().join("modules.json"), modules.to_string()).unwrap();
+    fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+    fs::write(folder.path().join("1_Pooling/config.json"), settings.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn a_model_of_embeddings_keeps_its_pooling_and_the_end_of_texts() {
+    let folder = embedding_folder("pooling_mode_lasttoken");
+    let dir = TempDir::new().unwrap();
+    let (first, back, second) =
+        (dir.path().join("first.gguf"), dir.path().join("back"), dir.path().join("second.gguf"));
+    convert(folder.path(), &first, &ConvertOptions::new(), |_, _| ()).unwrap();
+    convert_to_folder(&first, &back, &ConvertOptions::new(), |_, _| ()).unwrap();
+    convert(&back, &second, &ConvertOptions::new(), |_, _| ()).unwrap();
+    for path in [first, second] {
+        // As llama.cpp's converter does: the appended token is eos, the end of a turn another key.
+        assert_eq!(token_ids(&fs::read(&path).unwrap()), [Some(264), Some(266), None]);
+        let model = Model::builder().cpu().load(&path).unwrap();
+        assert_eq!(model.pooling().unwrap(), Pooling::Last);
+        let tokens = model.tokenize_whole("the hen");
+        assert_eq!(tokens, [model.tokenize("the hen"), vec![264]].concat());
+        let mut want = model.token_embeddings(vec![tokens], Pooling::Last, true).unwrap();
+        assert_eq!(model.embed("the hen").unwrap(), want.next().unwrap().unwrap());
+    }
+    let mean = Model::builder().cpu().load(embedding_folder("pooling_mode_mean_tokens").path()).unwrap();
+    assert_eq!(mean.pooling().unwrap(), Pooling::Mean);
+    let first_token = Model::builder().cpu().load(embedding_folder("pooling_mode_cls_token").path()).unwrap();
+    let refused = first_token.embed("the hen").unwrap_err().to_string();
+    assert!(
+        refused.contains("qwen3.pooling_type is \"cls\", which is not supported; expected mean or last"),
+        "{refused}"
+    );
+    let folder = embedding_folder("pooling_mode_max_tokens");
+    let refused = converted(folder.path(), &ConvertOptions::new()).unwrap_err().to_string();
+    assert!(refused.contains("pooling_mode is [\"pooling_mode_max_tokens\"]"), "{refused}");
 }
 
 /// A change of `tokenizer.json` as JSON.

@@ -23,7 +23,6 @@ use shohin::core::chat::openai::{
     Input, NamedEvent, ResponseWriter, ResponsesRequest,
 };
 use shohin::core::chat::{Encoded, Finish, Prompt, TurnOptions, Usage};
-use shohin::core::model::Pooling;
 use shohin::{ChatMessage, Model};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -327,12 +326,12 @@ fn embeddings(
     for input in request.input {
         go_on()?;
         texts.push(match input {
-            Input::Text(text) => model.tokenize(&text),
+            Input::Text(text) => model.tokenize_whole(&text),
             Input::Tokens(tokens) => tokens,
         });
     }
     let tokens: usize = texts.iter().map(Vec::len).sum();
-    let mut vectors = model.token_embeddings(texts, Pooling::Mean, true)?;
+    let mut vectors = model.token_embeddings(texts, model.pooling()?, true)?;
     let mut answer = String::from("{\"object\":\"list\",\"data\":[");
     for index in 0.. {
         go_on()?;

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 use shohin::core::chat::Role;
-use shohin::{ChatMessage, Model};
+use shohin::core::gguf::{Gguf, GgufWriter};
+use shohin::core::model::Pooling;
+use shohin::{ChatMessage, Model, ModelFile};
 use shohin_server::{Server, ServerOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -22,6 +24,11 @@ struct Running {
 
 impl Running {
     fn new(change: impl FnOnce(&mut ServerOptions)) -> Running {
+        Running::with(&MODEL, change)
+    }
+
+    fn with(model: &Model, change: impl FnOnce(&mut ServerOptions)) -> Running {
+        let model = model.clone();
         let mut options = ServerOptions::new("sprout");
         change(&mut options);
         let (stop, stopped) = oneshot::channel();
@@ -29,7 +36,7 @@ impl Running {
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let server = Server::bind(MODEL.clone(), options).await.unwrap();
+                let server = Server::bind(model, options).await.unwrap();
                 address.send(server.address()).unwrap();
                 server.run(async { drop(stopped.await) }).await;
             });
@@ -320,6 +327,55 @@ fn texts_are_continued_and_embedded() {
     }
 }
 
+/// The built-in model with more metadata.
+fn model_with(metadata: &[(&str, u32)], add_eos: bool) -> Model {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.gguf");
+    let bytes = std::fs::read(path).unwrap();
+    let gguf = Gguf::parse(&bytes).unwrap();
+    let mut w = GgufWriter::new();
+    for (key, value) in gguf.metadata().iter() {
+        w.set(key, value).unwrap();
+    }
+    metadata.iter().for_each(|&(key, value)| w.set(key, value).unwrap());
+    w.set("tokenizer.ggml.add_eos_token", add_eos).unwrap();
+    for tensor in gguf.tensors() {
+        w.tensor(tensor.name(), tensor.dims(), tensor.format().unwrap()).unwrap();
+    }
+    let file = w.to_vec(gguf.tensors().iter().map(|tensor| gguf.data(tensor))).unwrap();
+    let file = ModelFile::from_bytes("pooled", &file).unwrap();
+    Model::builder().context(512).load_file(&file).unwrap()
+}
+
+/// As a Qwen3-Embedding file asks: the state of the last token, which is the end of the text.
+#[test]
+fn texts_are_embedded_as_the_file_asks() {
+    let model = model_with(&[("qwen3.pooling_type", 3)], true);
+    let server = Running::with(&model, |_| ());
+    let text = "A cow.";
+    let answer = server.post("/v1/embeddings", &json!({ "input": text })).ok();
+    let found = answer["data"][0]["embedding"].as_array().unwrap();
+    let tokens = [MODEL.tokenize(text), vec![MODEL.tokenizer().eos().unwrap()]].concat();
+    assert_eq!(answer["usage"]["prompt_tokens"], tokens.len());
+    assert_eq!(model.tokenize_whole(text), tokens);
+    let mut want = MODEL.token_embeddings(vec![tokens], Pooling::Last, true).unwrap();
+    let want = want.next().unwrap().unwrap();
+    assert!(found.iter().map(|x| x.as_f64().unwrap() as f32).eq(want.iter().copied()));
+    assert_eq!(model.embed(text).unwrap(), want);
+    // Nothing comes after a text that the model continues.
+    assert_eq!(model.tokenize(text), MODEL.tokenize(text));
+
+    for (pooling, name) in [(2, "cls"), (4, "rank")] {
+        let model = model_with(&[("qwen3.pooling_type", pooling)], false);
+        let refused = Running::with(&model, |_| ()).post("/v1/embeddings", &json!({ "input": text }));
+        assert!(refused.status >= 400);
+        let refused = refused.text();
+        assert!(refused.contains(&format!("qwen3.pooling_type is \\\"{name}\\\"")), "{refused}");
+        assert!(model.embed(text).is_err() && model.chat().is_ok());
+    }
+    let mean = model_with(&[("qwen3.pooling_type", 1)], false);
+    assert_eq!(mean.embed(text).unwrap(), MODEL.embed(text).unwrap());
+}
+
 /// Two tokens that are one as a text, and a control token, which has no text.
 #[test]
 fn tokens_are_embedded_as_they_are() {
@@ -329,7 +385,7 @@ fn tokens_are_embedded_as_they_are() {
     let answer = server.post("/v1/embeddings", &json!({ "input": texts })).ok();
     assert_eq!(answer["usage"], json!({ "prompt_tokens": 3, "total_tokens": 3 }));
     let texts = vec![vec![71, 72], vec![last]];
-    let want = MODEL.token_embeddings(texts, shohin::core::model::Pooling::Mean, true).unwrap();
+    let want = MODEL.token_embeddings(texts, Pooling::Mean, true).unwrap();
     for (i, want) in want.enumerate() {
         let found = answer["data"][i]["embedding"].as_array().unwrap();
         assert!(found.iter().map(|x| x.as_f64().unwrap() as f32).eq(want.unwrap()));

@@ -1,6 +1,8 @@
 //! A text as one vector: its pooled final hidden states.
 #![forbid(unsafe_code)]
 
+use crate::error::{Error, Name, Result};
+use crate::gguf::Metadata;
 use alloc::vec::Vec;
 
 /// How the hidden states of a text are combined.
@@ -11,6 +13,26 @@ pub enum Pooling {
     Mean,
     /// The state of the last token, the only one that has seen the whole text.
     Last,
+}
+
+impl Pooling {
+    /// The pooling that a file asks for (`<architecture>.pooling_type`), or the mean if it asks for none.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for that of another kind of model, with the state of the first token (`cls`) or a score
+    /// (`rank`).
+    pub fn from_metadata(metadata: &Metadata<'_>) -> Result<Pooling> {
+        let architecture = metadata.str("general.architecture")?.unwrap_or_default();
+        let key = [architecture, ".pooling_type"].concat();
+        let found = match metadata.u32(&key)? {
+            None | Some(0 | 1) => return Ok(Pooling::Mean),
+            Some(3) => return Ok(Pooling::Last),
+            Some(2) => "cls",
+            Some(4) => "rank",
+            Some(_) => "a number that is not known",
+        };
+        Err(error!(Unsupported { key: Name::new(&key), found: Name::new(found), expected: "mean or last" }))
+    }
 }
 
 /// An embedding being computed: tokens may be added in any number of steps.

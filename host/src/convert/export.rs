@@ -4,7 +4,7 @@ use super::config::{Architecture, rope_factors};
 use super::file_type::FileType;
 use super::folder::{NAME, WEIGHTS, parts_of_model};
 use super::tensor::{self, ROPE_FACTORS, Tensor};
-use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, tokenizer};
+use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, pooling, tokenizer};
 use crate::error::{Error, Result};
 use crate::file::{self, ModelFile};
 use safetensors::tensor::{Dtype, View, serialize_to_file};
@@ -98,6 +98,7 @@ impl<'f> Folder<'f> {
         // The widest, which loses nothing.
         let dtype = most.max_by_key(|format| format.block_bytes()).unwrap_or(Format::F32);
         let mut files = tokenizer::files(gguf.metadata())?;
+        files.extend(pooling::files(&config, gguf.metadata())?);
         files.push((CONFIG, pretty(&config_json(&config, gguf, dtype)?)));
         Ok(Folder { files, tensors })
     }
@@ -142,6 +143,7 @@ impl<'f> Folder<'f> {
         }
         for (name, text) in &self.files {
             let path = out.join(name);
+            fs::create_dir_all(path.parent().unwrap_or(out)).map_err(failed(&path))?;
             let mut file = file::unfinished(&path).map_err(failed(&path))?;
             file.write_all(text.as_bytes()).map_err(failed(&path))?;
             file.as_file().sync_all().map_err(failed(&path))?;

@@ -206,6 +206,8 @@ pub(super) fn parts_of_model(path: &Path) -> Vec<PathBuf> {
         "added_tokens.json",
         "chat_template.jinja",
         "generation_config.json",
+        "modules.json",
+        "1_Pooling/config.json",
         "merges.txt",
         "special_tokens_map.json",
         "tokenizer.model",

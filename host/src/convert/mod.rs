@@ -14,6 +14,7 @@ mod grouped;
 mod json;
 mod onnx;
 mod plan;
+mod pooling;
 mod protobuf;
 mod rules;
 mod tensor;

@@ -5,7 +5,7 @@ use super::file_type::{FileType, Layers};
 use super::folder::Folder;
 use super::rules::choose;
 use super::tensor::{self, Tensor, is_router};
-use super::{ConvertError, ConvertOptions, ConvertedTensor, tokenizer};
+use super::{ConvertError, ConvertOptions, ConvertedTensor, pooling, tokenizer};
 use crate::error::Result;
 use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, ReadOptions, Value};
 use shohin_core::{Format, ModelConfig, Tokenizer};
@@ -29,6 +29,7 @@ impl<'f> Plan<'f> {
     pub(super) fn of_folder(folder: &'f Folder, options: &ConvertOptions) -> Result<Self> {
         let mut w = GgufWriter::new();
         let mut config = folder.config().at(Config::read(&folder.config().root, &mut w))?;
+        pooling::write(folder, config.architecture.name(), &mut w)?;
         tokenizer::write(folder, config.vocab, &mut w)?;
         let modules = folder.modules(&mut config)?;
         let tensors = tensor::of_modules(&config, modules).and_then(|tensors| {

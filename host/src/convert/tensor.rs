@@ -170,6 +170,8 @@ pub(super) fn modules<'f>(
     stored: &BTreeMap<String, Stored<'f>>,
 ) -> Result<Vec<Module<'f>>, ConvertError> {
     let mut all = Vec::new();
+    // Models of embeddings are stored without their head, and without the name that the rest has beside it.
+    let prefix = if stored.contains_key("embed_tokens.weight") { "model." } else { "" };
     for (name, tensor) in stored {
         if name.ends_with("rotary_emb.inv_freq") {
             continue;
@@ -193,7 +195,8 @@ pub(super) fn modules<'f>(
             }
             _ => (tensor.cols, one_by_one(name, tensor, stored, config)?),
         };
-        all.push(Module { name: module.into(), rows: tensor.rows, cols, vector: tensor.vector, weights });
+        let name = format!("{prefix}{module}");
+        all.push(Module { name, rows: tensor.rows, cols, vector: tensor.vector, weights });
     }
     Ok(all)
 }
