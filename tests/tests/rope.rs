@@ -4,12 +4,51 @@ use std::fs;
 use std::path::Path;
 
 use shohin_core::cpu::Cpu;
+use shohin_core::gguf::GgufWriter;
 use shohin_core::model::{ModelConfigBuilder, Rope, RopeScaling};
-use shohin_core::{BonsaiModel, Gguf, KvFormat, ModelConfig, Serial};
+use shohin_core::{BonsaiModel, Format, Gguf, KvFormat, ModelConfig, Serial};
 use shohin_tests::cpu::{all_logits, exact, in_format};
 
 fn fixture(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)).unwrap()
+}
+
+/// As llama.cpp reads it: a factor without a type is a linear one.
+#[test]
+fn a_factor_without_a_type_is_linear() {
+    let file = fixture("qwen3-untied.gguf");
+    let gguf = Gguf::parse(&file).unwrap();
+    let read = |changes: &[(&str, f32)], factors: bool| {
+        let mut w = GgufWriter::new();
+        for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.contains("rope.scaling")) {
+            w.set(key, value).unwrap();
+        }
+        changes.iter().for_each(|(key, value)| w.set(&format!("qwen3.rope.{key}"), *value).unwrap());
+        for tensor in gguf.tensors() {
+            w.tensor(tensor.name(), tensor.dims(), tensor.format().unwrap()).unwrap();
+        }
+        let half = ModelConfig::from_gguf(&gguf).unwrap().head_dim / 2;
+        let extra = vec![0; 4 * half];
+        if factors {
+            w.tensor("rope_freqs.weight", &[half as u64], Format::F32).unwrap();
+        }
+        let data = gguf.tensors().iter().map(|tensor| gguf.data(tensor)).chain(factors.then_some(&extra[..]));
+        let file = w.to_vec(data).unwrap();
+        ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).map(|config| config.rope_scaling)
+    };
+    let linear = Ok(RopeScaling::Linear { factor: 4.0 });
+    assert_eq!(read(&[("scaling.factor", 4.0)], false), linear);
+    assert_eq!(read(&[("scale_linear", 4.0)], false), linear);
+    assert_eq!(read(&[("scaling.factor", 4.0), ("scale_linear", 2.0)], false), linear);
+    for none in [0.0, 1.0] {
+        assert_eq!(read(&[("scaling.factor", none)], true), Ok(RopeScaling::None));
+    }
+    assert_eq!(read(&[], false), Ok(RopeScaling::None));
+    let both = read(&[("scaling.factor", 4.0)], true).unwrap_err().to_string();
+    assert!(
+        both.contains("qwen3.rope.scaling.factor") && both.contains("1 in a file with rope_freqs"),
+        "{both}"
+    );
 }
 
 #[test]

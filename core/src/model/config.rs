@@ -432,10 +432,24 @@ fn has_long_rope(header: &Header<'_>) -> bool {
     LONG_ROPE.iter().any(|name| header.tensor(name).is_some())
 }
 
+/// The factor of a file without a type of scaling, which llama.cpp takes for a linear one; 0 is none, as 1 is.
+fn implied_linear(meta: &Keys<'_, '_>) -> Result<Option<f32>> {
+    let factor = match meta.f32("rope.scaling.factor")? {
+        None => meta.f32("rope.scale_linear")?,
+        factor => factor,
+    };
+    Ok(factor.filter(|factor| *factor != 0.0 && *factor != 1.0))
+}
+
 fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling> {
     let key = "rope.scaling.type";
     if !cfg!(feature = "variants") {
-        let found = meta.str(key)?.unwrap_or(if has_long_rope(header) { "longrope" } else { "none" });
+        let implied = match () {
+            () if has_long_rope(header) => "longrope",
+            () if implied_linear(meta)?.is_some() => "linear",
+            () => "none",
+        };
+        let found = meta.str(key)?.unwrap_or(implied);
         return match found {
             "none" => Ok(RopeScaling::None),
             found => Err(error!(Unsupported {
@@ -454,7 +468,16 @@ fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling>
                 context: meta.size("context_length", None)? as u32,
             })
         }
-        None | Some("none") => Ok(RopeScaling::None),
+        None => match implied_linear(meta)? {
+            // This library has either.
+            Some(factor) if header.tensor("rope_freqs.weight").is_some() => {
+                let expected = "1 in a file with rope_freqs.weight";
+                Err(meta.architecture.bad("rope.scaling.factor", f64::from(factor), expected))
+            }
+            Some(factor) => Ok(RopeScaling::Linear { factor }),
+            None => Ok(RopeScaling::None),
+        },
+        Some("none") => Ok(RopeScaling::None),
         Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
         Some("dynamic") => {
             let original = meta.size("rope.scaling.original_context_length", None)?;
