@@ -175,7 +175,7 @@ shohin_code shohin_tokenize(const shohin_model *model, const char *text, size_t 
 shohin_code shohin_detokenize(const shohin_model *model, const uint32_t *tokens, size_t count, char *text,
                               size_t capacity, size_t *text_len, shohin_error *error);
 
-/* The embedding of a text, of length 1: the mean of the final hidden states. */
+/* The embedding of a text, of length 1: the mean of the final hidden states, or the last one if the file says so. */
 shohin_code shohin_embed(const shohin_model *model, const char *text, size_t text_len, float *vector,
                          size_t capacity, size_t *vector_len, shohin_error *error);
 
