@@ -126,6 +126,9 @@ errors! {
         Unsupported { key: Name, found: Name, expected: &'static str },
         /// The description of tool number `index`, counted from 0, is invalid.
         Tool { index: u32, problem: &'static str },
+        /// The parameters of tool number `index`, counted from 0, have something unsupported at the JSON pointer `key`, and must
+        /// be followed.
+        ToolSchema { index: u32, function: Name, key: Name, expected: &'static str },
         /// The model's chat template does not support something.
         Template { lacks: &'static str },
         /// A required tensor is missing.
@@ -175,6 +178,18 @@ impl Error {
         }
     }
 
+    /// [`Error::Unsupported`] in a schema as that of the parameters of tool number `index`.
+    #[cfg_attr(not(feature = "messages"), allow(unused_variables, reason = "there are no fields"))]
+    pub(crate) fn of_tool(self, index: u32, function: &str) -> Error {
+        match self {
+            #[cfg(feature = "messages")]
+            Error::Unsupported { key, expected, .. } => {
+                Error::ToolSchema { index, function: Name::new(function), key, expected }
+            }
+            other => other,
+        }
+    }
+
     /// A stable machine-readable name, the same in every host language.
     pub const fn code(&self) -> &'static str {
         match self {
@@ -188,7 +203,7 @@ impl Error {
             Error::MissingKey { .. } | Error::Tool { .. } => "missing_key",
             Error::KeyType { .. } => "key_type",
             Error::KeyValue { .. } => "key_value",
-            Error::Unsupported { .. } | Error::Template { .. } => "unsupported",
+            Error::Unsupported { .. } | Error::Template { .. } | Error::ToolSchema { .. } => "unsupported",
             Error::MissingTensor { .. } => "missing_tensor",
             Error::TensorShape { .. } => "tensor_shape",
             Error::TensorType { .. } => "tensor_type",
@@ -235,6 +250,9 @@ impl fmt::Display for Error {
                 write!(f, "JSON ends at byte {at}, expected {expected}")
             }
             Error::Tool { index, problem } => write!(f, "tool {index}: {problem}"),
+            Error::ToolSchema { index, function, key, expected } => {
+                write!(f, "tool {index}, {function:?}: parameters{key} is not supported; expected {expected}")
+            }
             Error::Template { lacks } => write!(f, "this model's chat template has no {lacks}"),
             Error::Malformed { what, at, found, expected } => {
                 write!(f, "{what} at byte {at} is {found}, expected {expected}")

@@ -2,10 +2,12 @@
 
 use serde_json::{Value, json};
 use shohin_core::chat::anthropic::{MessageWriter, MessagesRequest};
-use shohin_core::chat::openai::{Chunk, CompletionId, NamedEvent, ResponseWriter, ResponsesRequest};
+use shohin_core::chat::openai::{
+    ChatCompletionRequest, Chunk, CompletionId, NamedEvent, ResponseWriter, ResponsesRequest,
+};
 use shohin_core::chat::{
-    ChatMessage, Finish, FunctionCall, OverflowPolicy, ResponseFormat, Role, Thinking, ToolChoice, Usage,
-    function_name,
+    ChatMessage, Finish, FunctionCall, OverflowPolicy, ResponseFormat, Role, Thinking, ToolChoice,
+    TurnOptions, Usage, function_name,
 };
 use shohin_core::generate::Reason;
 
@@ -104,6 +106,74 @@ fn items_of_a_response_are_messages() {
     let object = json!({ "input": "x", "text": { "format": { "type": "json_object" } } });
     let read = ResponsesRequest::parse(&object.to_string()).unwrap();
     assert_eq!(read.options.response_format, ResponseFormat::JsonObject);
+}
+
+/// In every form of a request, `strict` and the number of a tool reach the grammar.
+#[test]
+fn tools_say_whether_their_schema_is_followed() {
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "array", "uniqueItems": true } } });
+    let tools = |tool: Value| json!([{ "type": "function", "name": "g" }, tool]);
+    let named = |strict: Value| json!({ "name": "f", "strict": strict });
+    let with = |mut object: Value, name: &str, value: Value| {
+        object[name] = value;
+        object
+    };
+    let user = json!([{ "role": "user", "content": "x" }]);
+    let chat = |strict: Value, choice: &str| {
+        let tool =
+            json!({ "type": "function", "function": with(named(strict), "parameters", schema.clone()) });
+        let tools = json!([{ "type": "function", "function": { "name": "g" } }, tool]);
+        let choice = match choice {
+            "f" => json!({ "type": "function", "function": { "name": "f" } }),
+            choice => json!(choice),
+        };
+        let request = json!({ "messages": user, "tools": tools, "tool_choice": choice });
+        ChatCompletionRequest::parse(&request.to_string()).map(|request| request.options)
+    };
+    let response = |strict: Value, choice: &str| {
+        let tool = with(with(named(strict), "parameters", schema.clone()), "type", json!("function"));
+        let choice = match choice {
+            "f" => json!({ "type": "function", "name": "f" }),
+            choice => json!(choice),
+        };
+        let request = json!({ "input": "x", "tools": tools(tool), "tool_choice": choice });
+        ResponsesRequest::parse(&request.to_string()).map(|request| request.options)
+    };
+    let message = |strict: Value, choice: &str| {
+        let tool = with(named(strict), "input_schema", schema.clone());
+        let choice = match choice {
+            "f" => json!({ "type": "tool", "name": "f" }),
+            choice => json!({ "type": choice }),
+        };
+        let tools = json!([{ "name": "g", "input_schema": {} }, tool]);
+        let request = json!({ "messages": user, "tools": tools, "tool_choice": choice });
+        MessagesRequest::parse_prompt(&request.to_string()).map(|request| request.options)
+    };
+    type Parse<'p> = &'p dyn Fn(Value, &str) -> shohin_core::Result<TurnOptions>;
+    let forms: [(Parse<'_>, &str); 3] =
+        [(&chat, "tools[1].function.strict"), (&response, "tools[1].strict"), (&message, "tools[1].strict")];
+    for (parse, place) in forms {
+        for strict in [Value::Null, json!(false)] {
+            assert!(parse(strict, "auto").unwrap().grammar().unwrap().is_some());
+        }
+        for choice in ["auto", "f"] {
+            let error = parse(json!(true), choice).unwrap().grammar().unwrap_err();
+            assert_eq!(error.code(), "unsupported");
+            let says = "tool 1, \"f\": parameters/properties/a/uniqueItems is not supported";
+            assert!(error.to_string().starts_with(says), "{error}");
+        }
+        let error = parse(json!("yes"), "auto").unwrap_err();
+        assert_eq!(error.to_string(), format!("{place} must be true or false"));
+    }
+    let tool =
+        |parameters| json!([{ "type": "function", "function": { "name": "f", "parameters": parameters } }]);
+    let request = |parameters| {
+        let request = json!({ "messages": user, "tools": tool(parameters) });
+        ChatCompletionRequest::parse(&request.to_string())
+    };
+    assert!(request(Value::Null).unwrap().options.grammar().unwrap().is_some());
+    let error = request(json!([])).unwrap_err().to_string();
+    assert_eq!(error, "tools[0].function.parameters must be a JSON Schema");
 }
 
 #[test]

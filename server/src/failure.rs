@@ -10,6 +10,8 @@ use shohin::core::Error as CoreError;
 pub(crate) enum Failure {
     /// The request is not as it must be, or does not fit the model.
     Model(shohin::Error),
+    /// The schema of a tool that must be followed has something unsupported.
+    ToolSchema { place: String, function: String, expected: &'static str },
     /// It is not UTF-8.
     Encoding,
     /// Its body could not be read, or is too long.
@@ -63,7 +65,7 @@ impl Failure {
             Failure::Model(shohin::Error::Engine(CoreError::Device { .. } | CoreError::Logits { .. })) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
-            Failure::Model(_) | Failure::Encoding => StatusCode::BAD_REQUEST,
+            Failure::Model(_) | Failure::ToolSchema { .. } | Failure::Encoding => StatusCode::BAD_REQUEST,
             Failure::Body(status, _) => *status,
             Failure::UnknownModel { .. } | Failure::NotFound(_) => StatusCode::NOT_FOUND,
             Failure::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
@@ -79,6 +81,9 @@ impl Failure {
     pub(crate) fn message(&self) -> String {
         match self {
             Failure::Model(error) => error.to_string(),
+            Failure::ToolSchema { place, function, expected } => {
+                format!("{place} of the function {function:?} is not supported; expected {expected}")
+            }
             Failure::Encoding => "the request is not UTF-8".into(),
             Failure::Body(_, problem) | Failure::Device(problem) => problem.clone(),
             Failure::UnknownModel { asked, have } => {
@@ -120,8 +125,25 @@ impl Failure {
                 Some(key.to_string())
             }
             Failure::Model(shohin::Error::Engine(CoreError::Option { what, .. })) => Some((*what).into()),
+            Failure::ToolSchema { place, .. } => Some(place.clone()),
             Failure::UnknownModel { .. } => Some("model".into()),
             _ => None,
+        }
+    }
+
+    /// The same failure, where requests have the schema of a tool in its field `holder`.
+    pub(crate) fn in_tools(self, holder: &str) -> Failure {
+        match self {
+            Failure::Model(shohin::Error::Engine(CoreError::ToolSchema {
+                index,
+                function,
+                key,
+                expected,
+            })) => {
+                let place = format!("tools[{index}].{holder}{key}");
+                Failure::ToolSchema { place, function: function.to_string(), expected }
+            }
+            other => other,
         }
     }
 
@@ -192,5 +214,23 @@ impl Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         self.answer(Style::OpenAi)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemas_of_tools_are_refused_by_their_place_in_the_request() {
+        let tools =
+            ["{\"name\":\"g\"}", "{\"name\":\"f\",\"strict\":true,\"parameters\":{\"nullable\":true}}"];
+        let error = shohin::core::constrain::Grammar::tool_calls(&tools, false).unwrap_err();
+        let failure = Failure::from(error).in_tools("function.parameters");
+        assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
+        let error = &failure.json(Style::OpenAi)["error"];
+        assert_eq!(error["param"], "tools[1].function.parameters/nullable");
+        let says = "tools[1].function.parameters/nullable of the function \"f\" is not supported; expected a schema without it";
+        assert_eq!(error["message"], says);
     }
 }

@@ -219,8 +219,8 @@ async fn one_model(
 async fn chat(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = ChatCompletionRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
-    let updates =
-        app.begin(Asked::Messages(request.messages.clone()), &request.options, request.seed).await?;
+    let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, request.seed).await;
+    let updates = updates.map_err(|failure| failure.in_tools("function.parameters"))?;
     let id = app.id();
     if request.stream {
         let writer = ChunkWriter::new(id, &request);
@@ -235,7 +235,8 @@ async fn chat(State(app): Shared, body: Body) -> Result<Response, Failure> {
 async fn respond(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = ResponsesRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
-    let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, None).await?;
+    let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, None).await;
+    let updates = updates.map_err(|failure| failure.in_tools("parameters"))?;
     let mut writer = ResponseWriter::new(app.id(), &request);
     if request.stream {
         return Ok(streamed(app, updates, Form::Response(writer)));
@@ -249,7 +250,8 @@ async fn message(State(app): Shared, body: Body) -> Response {
     let answer = async {
         let request = MessagesRequest::parse(&text(body)?)?;
         app.check_name(request.model.as_ref())?;
-        let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, None).await?;
+        let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, None).await;
+        let updates = updates.map_err(|failure| failure.in_tools("input_schema"))?;
         let mut writer = MessageWriter::new(app.id(), &request, updates.prompt);
         if request.stream {
             return Ok(streamed(app, updates, Form::Message(writer)));

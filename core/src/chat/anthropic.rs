@@ -180,12 +180,12 @@ fn tools(field: &Field<'_>) -> Result<Vec<String>> {
         if kind.is_some_and(|kind| kind.as_string().as_deref() != Some("custom")) {
             return Err(tool.unsupported("tools of type custom"));
         }
-        // Calls follow the schema whether `strict` is set or not.
         let known = &["type", "name", "description", "input_schema", "cache_control", "strict"];
         let given = tool.object(known, "must be an object with a name and an input_schema")?;
         let name = given.get("name").ok_or_else(|| tool.refused("has no name"))?;
         let schema = given.get("input_schema").ok_or_else(|| tool.refused("has no input_schema"))?;
-        tools.push(tool_text(&name, given.get("description").as_ref(), Some(&schema))?);
+        let [description, strict] = ["description", "strict"].map(|name| given.get(name));
+        tools.push(tool_text(&name, description.as_ref(), Some(&schema), strict.as_ref())?);
         Ok(())
     })?;
     Ok(tools)

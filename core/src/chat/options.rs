@@ -166,7 +166,8 @@ pub struct TurnOptions {
     pub logprobs: Option<usize>,
     /// Whether the model may reason.
     pub thinking: Thinking,
-    /// Descriptions of the functions that the model may call, each a JSON text.
+    /// Descriptions of the functions that the model may call, each a JSON text. [`Grammar::tool_calls`] says how `strict`
+    /// counts.
     pub tools: Vec<String>,
     /// Which of the tools it may call.
     pub tool_choice: ToolChoice,
@@ -224,9 +225,9 @@ impl TurnOptions {
             ResponseFormat::Regex(expression) => return Grammar::regex(expression).map(Some),
             ResponseFormat::Grammar(text) => return Grammar::gbnf(text).map(Some),
         }
-        let mut tools: Vec<&str> = self.tools.iter().map(String::as_str).collect();
+        let mut tools: Vec<(u32, &str)> = (0..).zip(self.tools.iter().map(String::as_str)).collect();
         if let ToolChoice::Function(name) = &self.tool_choice {
-            tools.retain(|tool| function_name(tool).as_ref() == Some(name));
+            tools.retain(|(_, tool)| function_name(tool).as_ref() == Some(name));
         }
         match &self.tool_choice {
             ToolChoice::Auto if tools.is_empty() => return Ok(None),
@@ -235,7 +236,7 @@ impl TurnOptions {
         if tools.is_empty() {
             return refused("tool choice", "asks for a tool that is not there");
         }
-        Grammar::tool_calls(&tools, self.tool_choice != ToolChoice::Auto).map(Some)
+        Grammar::calls(&tools, self.tool_choice != ToolChoice::Auto).map(Some)
     }
 
     /// The tokens of a conversation as the model sees it with these options, up to where its reply begins or continues.

@@ -290,6 +290,22 @@ impl Builder {
         self.add(Node::Object { properties: Vec::new(), required: 0, other: Some(any) })
     }
 
+    /// The node of the arguments of a function, tool number `index`; see [`Grammar::calls_with`].
+    fn arguments(&mut self, index: u32, function: &Function<'_>, follow: bool) -> Result<NodeId> {
+        let Some(schema) = function.parameters.filter(|_| function.strict.unwrap_or(follow)) else {
+            return Ok(self.object());
+        };
+        let (nodes, any, text) = (self.nodes.len(), self.any, self.text);
+        match self.schema(schema) {
+            Err(Error::Unsupported { .. } | Error::Limit { .. }) if function.strict.is_none() => {
+                self.nodes.truncate(nodes);
+                (self.any, self.text) = (any, text);
+                Ok(self.object())
+            }
+            built => built.map_err(|error| error.of_tool(index, &function.name)),
+        }
+    }
+
     /// The node of the schema `text`.
     pub(super) fn schema(&mut self, text: &str) -> Result<NodeId> {
         if text.len() > MAX_BYTES {
@@ -803,18 +819,34 @@ const HEAD: &str = "\n{\"name\": ";
 /// The text between its name and the arguments.
 const ARGUMENTS: &str = ", \"arguments\": ";
 
-/// The function name and the schema of the arguments in a tool description; `index` is for errors.
-pub(super) fn tool(index: u32, description: &str) -> Result<(String, Option<String>)> {
+/// A function that a tool description is of.
+struct Function<'t> {
+    name: String,
+    /// The schema of its arguments.
+    parameters: Option<&'t str>,
+    /// Whether arguments follow the schema. If it is not said, they do where the schema is supported.
+    strict: Option<bool>,
+}
+
+/// Reads a tool description; `index` is for errors.
+fn tool(index: u32, description: &str) -> Result<Function<'_>> {
     let missing = || error!(Tool { index, problem: "key \"name\" is missing" });
     // Either the function itself, or `{"type": "function", "function": ...}` around it.
     let function = json::member(description, "function")?.unwrap_or(description);
     let name = json::member(function, "name")?.ok_or_else(missing)?;
     json::refuse_lone_surrogates(name)?;
     let name = json::text(name)?.ok_or(error!(Tool { index, problem: "its name is no text" }))?;
-    if json::member(function, "strict")? == Some("false") {
-        return Ok((name, None));
+    let strict = match json::member(function, "strict")? {
+        None | Some("null") => None,
+        Some("true") => Some(true),
+        Some("false") => Some(false),
+        Some(_) => return Err(error!(Tool { index, problem: "key \"strict\" is not true or false" })),
+    };
+    let parameters = json::member(function, "parameters")?.filter(|parameters| *parameters != "null");
+    if parameters.is_some_and(|schema| !schema.starts_with('{') && !matches!(schema, "true" | "false")) {
+        return Err(error!(Tool { index, problem: "key \"parameters\" is not a JSON Schema" }));
     }
-    Ok((name, json::member(function, "parameters")?.map(String::from)))
+    Ok(Function { name, parameters, strict })
 }
 
 impl Grammar {
@@ -839,27 +871,40 @@ impl Grammar {
 
     /// Replies in which each tool call, in Qwen3's format, names one of `tools` (as in
     /// [`ChatOptions::tools`](crate::chat::ChatOptions::tools)) and has arguments that match its
-    /// `parameters`, or any object for tools with `"strict": false`. Any text may come before, between and
-    /// after calls; with `required`, the reply begins with a call and consists of calls only.
+    /// `parameters`. They are any object for tools with `"strict": false`, and for those that do not say `strict` if the schema
+    /// is not supported. Any text may come before, between and after calls; with `required`, the reply begins with a call and
+    /// consists of calls only.
     ///
     /// # Errors
-    /// As [`Grammar::json_schema`]; [`Error::Tool`] for a tool without a name, [`Error::Duplicate`] for two
-    /// of the same name.
+    /// [`Error::ToolSchema`] names an unsupported keyword of a tool with `"strict": true`; otherwise as
+    /// [`Grammar::json_schema`]. [`Error::Tool`] for a tool without a name, [`Error::Duplicate`] for two of the same name.
     pub fn tool_calls(tools: &[&str], required: bool) -> Result<Grammar> {
+        let tools: Vec<(u32, &str)> = (0..).zip(tools.iter().copied()).collect();
+        Grammar::calls(&tools, required)
+    }
+
+    /// As [`Grammar::tool_calls`], of tools with these numbers.
+    pub(crate) fn calls(tools: &[(u32, &str)], required: bool) -> Result<Grammar> {
+        match Grammar::calls_with(tools, required, true) {
+            // Schemas that are small enough one by one may be too large together.
+            Err(Error::Limit { .. }) => Grammar::calls_with(tools, required, false),
+            built => built,
+        }
+    }
+
+    /// `follow` says whether arguments follow schemas that they need not.
+    fn calls_with(tools: &[(u32, &str)], required: bool, follow: bool) -> Result<Grammar> {
         let mut builder = Builder::new(Whitespace::Allowed);
         let mut calls = Vec::new();
         let end = builder.texts(["}\n</tool_call>"]);
         let more = builder.nodes.len() as NodeId;
         builder.add(Node::Any(Vec::new()));
-        for (index, description) in (0..).zip(tools) {
-            let (name, parameters) = tool(index, description)?;
-            let arguments = match parameters {
-                Some(schema) => builder.schema(&schema)?,
-                None => builder.object(),
-            };
+        for &(index, description) in tools {
+            let function = tool(index, description)?;
+            let arguments = builder.arguments(index, &function, follow)?;
             // In the layout that models are trained on.
             let mut head = String::from(HEAD);
-            json::string(&name, &mut head);
+            json::string(&function.name, &mut head);
             head.push_str(ARGUMENTS);
             let then = builder.add(Node::Sequence { parts: vec![arguments, end, more], may_end: false });
             calls.push((head, then));

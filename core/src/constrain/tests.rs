@@ -418,6 +418,60 @@ fn calls_name_a_tool_and_fit_its_parameters() {
     }
 }
 
+/// One keyword that is not supported does not take the other tools away.
+#[test]
+fn schemas_that_need_not_be_followed_may_have_anything() {
+    let call = |arguments: &str| {
+        alloc::format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    let other =
+        r#"{"function":{"name":"g","parameters":{"properties":{"a":{"type":"integer"}},"required":["a"]}}}"#;
+    let tool = |schema: &str, strict: &str| {
+        alloc::format!(r#"{{"type":"function","function":{{"name":"f","parameters":{schema}{strict}}}}}"#)
+    };
+    for (part, key) in [
+        (r#""uniqueItems":true"#, "uniqueItems"),
+        (r#""propertyNames":{}"#, "propertyNames"),
+        (r#""nullable":true"#, "nullable"),
+        (r#""multipleOf":0.01"#, "multipleOf"),
+        (r#""type":"object","anyOf":[{"required":["b"]}]"#, "type"),
+    ] {
+        let schema = alloc::format!(r#"{{"type":"object","properties":{{"a":{{{part}}}}}}}"#);
+        for strict in ["", ",\"strict\":null", ",\"strict\":false"] {
+            let grammar = Grammar::tool_calls(&[other, &tool(&schema, strict)], true).unwrap();
+            assert!(accepts(&grammar, &call(r#"{"b": [1, 1]}"#)), "{schema}{strict}");
+            assert!(!accepts(&grammar, &call("1")), "{schema}{strict}");
+            // The other tool's schema is followed all the same.
+            assert!(!accepts(&grammar, &call("{}").replace("\"f\"", "\"g\"")));
+            assert!(accepts(&grammar, &call(r#"{"a": 1}"#).replace("\"f\"", "\"g\"")));
+        }
+        let error = Grammar::tool_calls(&[other, &tool(&schema, ",\"strict\":true")], true).unwrap_err();
+        let place = alloc::format!("tool 1, \"f\": parameters/properties/a/{key} is not supported");
+        assert!(error.to_string().starts_with(&place), "{error}");
+    }
+    // What is supported is followed unless that is declined.
+    let schema = r#"{"type":"object","properties":{"a":{"const":1}},"required":["a"]}"#;
+    for (strict, free) in [("", false), (",\"strict\":true", false), (",\"strict\":false", true)] {
+        let grammar = Grammar::tool_calls(&[&tool(schema, strict)], true).unwrap();
+        assert_eq!(accepts(&grammar, &call("{}")), free, "{strict}");
+        assert!(accepts(&grammar, &call(r#"{"a": 1}"#)), "{strict}");
+    }
+    let grammar = Grammar::tool_calls(&[&tool("null", ",\"strict\":true")], true).unwrap();
+    assert!(accepts(&grammar, &call(r#"{"b": 1}"#)));
+    for (tool, says) in
+        [(tool("[]", ""), "\"parameters\" is not a JSON"), (tool("{}", ",\"strict\":1"), "\"strict\" is not")]
+    {
+        let error = Grammar::tool_calls(&[&tool], true).unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
+    }
+    // Each fits, but not all together.
+    let large = alloc::format!(r#"{{"properties":{{"a":{{"enum":["{}"]}}}}}}"#, "x".repeat(200_000));
+    let tools: Vec<String> =
+        (0..30).map(|i| tool(&large, "").replace("\"f\"", &alloc::format!("\"f{i}\""))).collect();
+    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+    assert!(Grammar::tool_calls(&tools, true).is_ok());
+}
+
 /// Levels of operators, each of a rule of the one below.
 fn levels(count: usize, level: &dyn Fn(usize) -> String) -> String {
     let mut text = String::from("root ::= r0\n");

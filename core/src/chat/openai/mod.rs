@@ -178,6 +178,20 @@ fn tools(field: &Field<'_>) -> Result<Vec<String>> {
         if !tool.value.is_object() {
             return Err(tool.refused("must be a function"));
         }
+        let (within, function) = match tool.value.get("function") {
+            Some(function) => (".function", function),
+            None => ("", tool.value),
+        };
+        let member = |name: &str| {
+            let value = function.get(name).filter(|value| !value.is_null())?;
+            Some(Field { place: format!("{}{within}.{name}", tool.place), value })
+        };
+        if let Some(strict) = member("strict").filter(|strict| strict.value.as_bool().is_none()) {
+            return Err(strict.refused("must be true or false"));
+        }
+        if let Some(schema) = member("parameters").filter(|schema| !schema.value.is_object()) {
+            return Err(schema.refused("must be a JSON Schema"));
+        }
         tools.push(tool.value.text().into());
         Ok(())
     })?;
@@ -332,6 +346,7 @@ pub(super) fn tool_text(
     name: &Field<'_>,
     description: Option<&Field<'_>>,
     parameters: Option<&Field<'_>>,
+    strict: Option<&Field<'_>>,
 ) -> Result<String> {
     let mut out = String::from("{\"type\": \"function\", \"function\": {\"name\": ");
     json::string(&name.string()?, &mut out);
@@ -344,6 +359,12 @@ pub(super) fn tool_text(
             return Err(parameters.refused("must be a JSON Schema"));
         }
         out.extend([", \"parameters\": ", parameters.value.text()]);
+    }
+    if let Some(strict) = strict {
+        if strict.value.as_bool().is_none() {
+            return Err(strict.refused("must be true or false"));
+        }
+        out.extend([", \"strict\": ", strict.value.text()]);
     }
     out.push_str("}}");
     Ok(out)

@@ -207,11 +207,11 @@ fn tools(field: &Field<'_>) -> Result<Vec<String>> {
         if tool.value.get("type").and_then(json::Value::as_string).as_deref() != Some("function") {
             return Err(tool.unsupported("tools of type function"));
         }
-        // Calls follow the schema whether `strict` is set or not.
         let given = tool.object(&["type", "name", "description", "parameters", "strict"], "")?;
         let name = given.get("name").ok_or_else(|| tool.refused("has no name"))?;
-        let (description, parameters) = (given.get("description"), given.get("parameters"));
-        tools.push(tool_text(&name, description.as_ref(), parameters.as_ref())?);
+        let [description, parameters, strict] =
+            ["description", "parameters", "strict"].map(|name| given.get(name));
+        tools.push(tool_text(&name, description.as_ref(), parameters.as_ref(), strict.as_ref())?);
         Ok(())
     })?;
     Ok(tools)
