@@ -146,6 +146,8 @@ errors! {
         Option { what: &'static str, found: f64, expected: &'static str },
         /// An argument, such as a field of a request, is invalid.
         Argument { name: Name, problem: &'static str },
+        /// A field of a request has a value that does not fit the rest of it.
+        Field { name: Name, found: Name, expected: &'static str },
         /// A token id is not in the vocabulary.
         Token { id: u32, vocab: u32 },
         /// The session cannot hold more tokens.
@@ -210,7 +212,7 @@ impl Error {
             Error::TensorRange { .. } => "tensor_range",
             Error::Length { .. } => "length",
             Error::Option { .. } => "option",
-            Error::Argument { .. } => "argument",
+            Error::Argument { .. } | Error::Field { .. } => "argument",
             Error::Token { .. } => "token",
             Error::ContextFull { .. } => "context_full",
             Error::Memory { .. } => "memory",
@@ -292,6 +294,7 @@ impl fmt::Display for Error {
                 write!(f, "{what} is {}, expected {expected}", Number(found))
             }
             Error::Argument { name, problem } => write!(f, "{name} {problem}"),
+            Error::Field { name, found, expected } => write!(f, "{name} is {found:?}, expected {expected}"),
             Error::Token { id, vocab } => write!(f, "token {id} is not in the vocabulary of {vocab}"),
             Error::ContextFull { position, adding, capacity } => write!(
                 f,

@@ -169,7 +169,7 @@ fn unknown_fields_of_objects_are_refused() {
     }
     // What is left aside, and what is null.
     for message in [
-        r#"{"role":"tool","content":"x","tool_call_id":"1","name":"add"}"#,
+        r#"{"role":"assistant","tool_calls":[]},{"role":"user","content":"x","name":"add"}"#,
         r#"{"role":"assistant","content":"x","refusal":null,"annotations":[],"audio":null}"#,
         &format!(r#"{{"role":"assistant","content":null,"tool_calls":[{call}]}}"#),
     ] {

@@ -68,8 +68,8 @@ fn items_of_a_response_are_messages() {
             { "type": "reasoning", "id": "rs_1", "summary": [], "content": [{ "type": "reasoning_text", "text": "Ask." }] },
             { "type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}", "status": "completed" },
             { "type": "function_call", "call_id": "b", "name": "weather", "arguments": "[]" },
-            { "type": "function_call_output", "call_id": "a", "output": "sunny" },
             { "type": "function_call_output", "call_id": "b", "output": [{ "type": "input_text", "text": "wet" }] },
+            { "type": "function_call_output", "call_id": "a", "output": "sunny" },
             { "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
               "content": [{ "type": "output_text", "text": "Both.", "annotations": [], "logprobs": [] }] },
             { "role": "user", "content": "Thanks." },
@@ -106,6 +106,60 @@ fn items_of_a_response_are_messages() {
     let object = json!({ "input": "x", "text": { "format": { "type": "json_object" } } });
     let read = ResponsesRequest::parse(&object.to_string()).unwrap();
     assert_eq!(read.options.response_format, ResponseFormat::JsonObject);
+}
+
+#[test]
+fn results_come_in_the_order_of_the_calls() {
+    // Calls have a letter for an id, results a letter and a text, users a text.
+    let read = |turns: &[(&str, &[&str])]| {
+        let messages: Vec<Value> = turns.iter().flat_map(|(kind, all)| {
+            let call = |id: &&str| {
+                let call = json!({ "type": "function", "function": { "name": "f", "arguments": "{}" } });
+                let id = Some(*id).filter(|id| *id != "-");
+                id.map_or(call.clone(), |id| { let mut call = call; call["id"] = json!(id); call })
+            };
+            match *kind {
+                "calls" => vec![json!({ "role": "assistant", "tool_calls": all.iter().map(call).collect::<Vec<_>>() })],
+                "user" => vec![json!({ "role": "user", "content": all[0] })],
+                _ => all.iter().map(|result| match result.split_once(':') {
+                    Some((id, text)) => json!({ "role": "tool", "tool_call_id": id, "content": text }),
+                    None => json!({ "role": "tool", "content": result }),
+                }).collect(),
+            }
+        }).collect();
+        let request = ChatCompletionRequest::parse(&json!({ "messages": messages }).to_string());
+        request.map(|request| {
+            let results = request.messages.iter().filter(|message| message.role == Role::Tool);
+            results.map(|message| message.content.clone()).collect::<Vec<_>>().join(" ")
+        })
+    };
+    let results = |turns: &[(&str, &[&str])]| read(turns).unwrap();
+    assert_eq!(results(&[("calls", &["a", "b", "c"]), ("results", &["c:3", "a:1", "b:2"])]), "1 2 3");
+    // Of two turns with the same ids, and with a user's message or several messages of calls between.
+    let turn: [(&str, &[&str]); 2] = [("calls", &["a", "b"]), ("results", &["b:2", "a:1"])];
+    assert_eq!(results(&[turn[0], turn[1], ("user", &["x"]), turn[0], turn[1]]), "1 2 1 2");
+    assert_eq!(results(&[turn[0], ("user", &["x"]), turn[1]]), "1 2");
+    assert_eq!(results(&[("calls", &["a"]), ("calls", &["b"]), turn[1]]), "1 2");
+    // Without ids, they stay.
+    assert_eq!(results(&[("calls", &["a", "b"]), ("results", &["2", "1"])]), "2 1");
+    assert_eq!(results(&[("calls", &["-", "-"]), ("results", &["x:2", "y:1"])]), "2 1");
+    for (turns, says) in [
+        (
+            &[("calls", &["a"][..]), ("results", &["b:1"])][..],
+            "messages[1].tool_call_id is \"b\", expected the id",
+        ),
+        (&[("results", &["b:1"])], "messages[0] is a result of a tool, but"),
+        (&[("user", &["x"]), ("results", &["1"])], "messages[1] is a result of a tool, but"),
+        (&[("calls", &["-"]), ("results", &["1", "2"])], "messages[2] is a result of a tool, but"),
+    ] {
+        let error = read(turns).unwrap_err();
+        assert!(error.to_string().starts_with(says), "{error}");
+        assert_eq!(error.code(), "argument");
+    }
+    let unknown = json!({ "input": [{ "type": "function_call", "call_id": "a", "name": "f", "arguments": "{}" },
+        { "type": "function_call_output", "call_id": "z", "output": "1" }] });
+    let error = ResponsesRequest::parse(&unknown.to_string()).unwrap_err().to_string();
+    assert_eq!(error, "input[1].call_id is \"z\", expected the id of a call before it");
 }
 
 /// In every form of a request, `strict` and the number of a tool reach the grammar.
@@ -231,10 +285,11 @@ fn blocks_of_anthropic_are_messages() {
                 { "type": "thinking", "thinking": "Ask.", "signature": "" },
                 { "type": "text", "text": "I look." },
                 { "type": "tool_use", "id": "a", "name": "weather", "input": { "city": "Bern" } },
+                { "type": "tool_use", "id": "b", "name": "weather", "input": {} },
             ] },
             { "role": "user", "content": [
-                { "type": "tool_result", "tool_use_id": "a", "content": "sunny" },
                 { "type": "tool_result", "tool_use_id": "b", "content": [{ "type": "text", "text": "wet" }], "is_error": true },
+                { "type": "tool_result", "tool_use_id": "a", "content": "sunny" },
                 { "type": "text", "text": "So?" },
             ] },
         ],
@@ -249,7 +304,7 @@ fn blocks_of_anthropic_are_messages() {
         [
             message(Role::System, "Be brief."),
             message(Role::User, "How is it?"),
-            assistant(Some("Ask."), "I look.", vec![call(r#"{"city": "Bern"}"#)]),
+            assistant(Some("Ask."), "I look.", vec![call(r#"{"city": "Bern"}"#), call("{}")]),
             message(Role::Tool, "sunny"),
             message(Role::Tool, "wet"),
             message(Role::User, "So?"),
@@ -286,6 +341,10 @@ fn blocks_of_anthropic_are_messages() {
         (json!({ "messages": user, "tool_choice": { "type": "any" } }), "tool_choice"),
         (json!({ "messages": user, "thinking": { "type": "deep" } }), "thinking.type"),
         (json!({ "messages": user, "stop_sequences": "x" }), "stop_sequences"),
+        (
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "a" }] }] }),
+            "messages[0].content[0]",
+        ),
     ] {
         let error = MessagesRequest::parse_prompt(&fields.to_string()).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{place} ")), "{error}: {place}");

@@ -120,7 +120,9 @@ impl Failure {
     /// The field of the request that is wrong.
     fn field(&self) -> Option<String> {
         match self {
-            Failure::Model(shohin::Error::Engine(CoreError::Argument { name, .. })) => Some(name.to_string()),
+            Failure::Model(shohin::Error::Engine(
+                CoreError::Argument { name, .. } | CoreError::Field { name, .. },
+            )) => Some(name.to_string()),
             Failure::Model(shohin::Error::Engine(CoreError::Unsupported { key, .. })) => {
                 Some(key.to_string())
             }

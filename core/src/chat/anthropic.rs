@@ -2,7 +2,7 @@
 //!
 //! Fields that are not known are refused unless they are null, as in [`openai`](super::openai). `cache_control` is taken
 //! and left aside: whatever a prompt has in common with an earlier one is known. Results of tools are matched by their
-//! order. If the last message is the assistant's, the reply continues it.
+//! ids. If the last message is the assistant's, the reply continues it.
 #![forbid(unsafe_code)]
 
 use super::conversation::{Finish, Usage};
@@ -10,6 +10,7 @@ use super::fields::{Field, Object, refused};
 use super::message::{ChatMessage, FunctionCall};
 use super::openai::{Chunk, CompletionId, NamedEvent, has_tools, text_parts, tool_text};
 use super::options::{Thinking, ToolChoice, TurnOptions};
+use super::results::Results;
 use super::template::Role;
 use crate::error::Result;
 use crate::generate::Reason;
@@ -99,9 +100,11 @@ impl MessagesRequest {
             messages.push(ChatMessage::new(Role::System, text_parts(&system, &["text"], TEXT_FIELDS)?));
         }
         let field = request.get("messages").ok_or_else(|| refused("messages", "must be an array"))?;
-        if field.each("must be an array", &mut |field| message(&field, &mut messages))? == 0 {
+        let mut results = Results::default();
+        if field.each("must be an array", &mut |field| message(&field, &mut messages, &mut results))? == 0 {
             return Err(field.refused("must have at least one message"));
         }
+        results.sort(&mut messages);
         options.continue_final_message = messages.last().is_some_and(|last| last.role == Role::Assistant);
         let (model, stream) = (request.string("model")?, request.boolean("stream")?);
         Ok(MessagesRequest { messages, options, model, stream })
@@ -109,7 +112,7 @@ impl MessagesRequest {
 }
 
 /// Reads a message; one of the user is several if it has results of tools.
-fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
+fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>, results: &mut Results) -> Result<()> {
     let given = field.object(&["role", "content"], "must be an object with a role")?;
     let role = match given.string("role")?.as_deref() {
         Some("user") => Role::User,
@@ -124,7 +127,7 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
         return Ok(());
     }
     let mut message = ChatMessage::new(role, "");
-    let mut has_text = false;
+    let (mut has_text, mut calls) = (false, Vec::new());
     let parts = content.each("must be a string or an array of blocks", &mut |block| {
         let kind = block.value.get("type").and_then(json::Value::as_string);
         match (kind.as_deref(), role) {
@@ -142,6 +145,7 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
                     let before = core::mem::replace(&mut message, ChatMessage::new(role, ""));
                     messages.push(before);
                 }
+                results.result(messages, result.string("tool_use_id")?, &block.place, "tool_use_id")?;
                 messages.push(ChatMessage::new(Role::Tool, text));
             }
             (Some("tool_use"), Role::Assistant) => {
@@ -151,6 +155,7 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
                 let (name, input) = read.ok_or_else(|| block.refused("must have a name and an input"))?;
                 let mut arguments = String::new();
                 json::reformat(input.value.text(), &mut arguments)?;
+                calls.push(call.string("id")?);
                 message.tool_calls.push(FunctionCall { name, arguments });
             }
             (Some("thinking"), Role::Assistant) => {
@@ -167,6 +172,7 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
     if parts == 0 {
         return Err(content.refused("must have at least one block"));
     }
+    results.calls(messages, calls);
     if role == Role::Assistant || has_text {
         messages.push(message);
     }

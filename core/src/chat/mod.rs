@@ -33,6 +33,7 @@ pub mod openai;
 mod options;
 mod prefix;
 mod reply;
+mod results;
 mod scheduler;
 pub mod snapshot;
 mod template;

@@ -2,8 +2,8 @@
 //!
 //! A request's fields are those of OpenAI's reference that this runtime follows; others, also within objects, are
 //! refused unless they are null, so that none is left out unnoticed. Some are taken and left aside: those that are for a
-//! service's own use, and of a message `name`, `refusal`, `annotations`, and the ids of calls, whose results are matched
-//! by their order. Three go beyond the reference: `thinking` (a boolean, or an object with a `budget` of tokens),
+//! service's own use, and of a message `name`, `refusal` and `annotations`. Results of tools are matched to calls by their
+//! ids, or without ids by their order. Three go beyond the reference: `thinking` (a boolean, or an object with a `budget` of tokens),
 //! `overflow` (`error`, `trim` or `shift`), and `reasoning` in an assistant's message.
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ use super::conversation::{Finish, Piece, Usage};
 use super::fields::{Field, Object, refused};
 use super::message::{ChatMessage, FunctionCall};
 use super::options::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions};
+use super::results::Results;
 use super::template::Role;
 use crate::error::Result;
 use crate::generate::Reason;
@@ -66,8 +67,8 @@ const MESSAGE_FIELDS: &[&str] = &[
     "content",
     "reasoning",
     "tool_calls",
-    // Taken and left aside.
     "tool_call_id",
+    // Taken and left aside.
     "name",
     "refusal",
     "annotations",
@@ -128,11 +129,13 @@ impl ChatCompletionRequest {
             (Some("trim"), max_tokens) => OverflowPolicy::trim_for(max_tokens),
             (Some(_), _) => return Err(refused("overflow", "must be error, shift or trim")),
         };
-        let mut messages = Vec::new();
+        let (mut messages, mut results) = (Vec::new(), Results::default());
         let field = request.get("messages").ok_or_else(|| refused("messages", "must be an array"))?;
-        if field.each("must be an array", &mut |field| message(&field, &mut messages))? == 0 {
+        let mut read = |field: Field<'_>| message(&field, &mut messages, Some(&mut results));
+        if field.each("must be an array", &mut read)? == 0 {
             return Err(field.refused("must have at least one message"));
         }
+        results.sort(&mut messages);
         let (stream, include_usage) = streaming(&request)?;
         let model = request.string("model")?;
         Ok(ChatCompletionRequest { messages, options, seed, model, stream, include_usage })
@@ -279,8 +282,13 @@ fn thinking(field: &Field<'_>) -> Result<Thinking> {
     Ok(Thinking::Budget(libm::ceil(budget) as usize))
 }
 
+/// Reads a message, and if asked to match results of tools, the ids of calls.
 #[inline(never)]
-fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
+fn message(
+    field: &Field<'_>,
+    messages: &mut Vec<ChatMessage>,
+    mut results: Option<&mut Results>,
+) -> Result<()> {
     let no_role = "must be an object with a role";
     let given = field.object(MESSAGE_FIELDS, no_role)?;
     let role = match given.string("role")?.as_deref() {
@@ -298,8 +306,10 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
     message.reasoning = given.string("reasoning")?;
     if let Some(calls) = given.get("tool_calls") {
         let problem = "must be an array of calls, each with a function that has a name and arguments";
+        let mut ids = Vec::new();
         calls.each(problem, &mut |call| {
             let call = call.object(&["id", "type", "index", "function"], problem)?;
+            ids.push(call.string("id")?);
             let function = call.get("function").ok_or_else(|| calls.refused(problem))?;
             let function = function.object(&["name", "arguments"], problem)?;
             let read = function.string("name")?.zip(function.string("arguments")?);
@@ -307,6 +317,12 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
             message.tool_calls.push(FunctionCall { name, arguments });
             Ok(())
         })?;
+        if let Some(results) = results.as_deref_mut() {
+            results.calls(messages, ids);
+        }
+    }
+    if let Some(results) = results.filter(|_| role == Role::Tool) {
+        results.result(messages, given.string("tool_call_id")?, &field.place, "tool_call_id")?;
     }
     messages.push(message);
     Ok(())
@@ -403,7 +419,7 @@ pub fn messages_json(messages: &[ChatMessage]) -> String {
 pub fn parse_messages(text: &str) -> Result<Vec<ChatMessage>> {
     let mut messages = Vec::new();
     let all = Field { place: "messages".into(), value: Value::parse(text)? };
-    all.each("must be an array", &mut |one| message(&one, &mut messages))?;
+    all.each("must be an array", &mut |one| message(&one, &mut messages, None))?;
     Ok(messages)
 }
 

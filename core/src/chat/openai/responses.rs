@@ -10,6 +10,7 @@ use crate::chat::conversation::{Finish, Usage};
 use crate::chat::fields::{Field, Object, refused};
 use crate::chat::message::{ChatMessage, FunctionCall};
 use crate::chat::options::{OverflowPolicy, ResponseFormat, Thinking, TurnOptions};
+use crate::chat::results::Results;
 use crate::chat::template::Role;
 use crate::error::Result;
 use crate::generate::Reason;
@@ -132,15 +133,21 @@ fn input(request: &Object<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
         messages.push(ChatMessage::new(Role::User, text));
         return Ok(());
     }
-    let mut thoughts = None;
-    if input.each(problem, &mut |field| item(&field, messages, &mut thoughts))? == 0 {
+    let (mut thoughts, mut results) = (None, Results::default());
+    if input.each(problem, &mut |field| item(&field, messages, &mut thoughts, &mut results))? == 0 {
         return Err(input.refused("must have at least one item"));
     }
+    results.sort(messages);
     Ok(())
 }
 
 /// Reads an item. `thoughts` are those before a message of the assistant.
-fn item(field: &Field<'_>, messages: &mut Vec<ChatMessage>, thoughts: &mut Option<String>) -> Result<()> {
+fn item(
+    field: &Field<'_>,
+    messages: &mut Vec<ChatMessage>,
+    thoughts: &mut Option<String>,
+    results: &mut Results,
+) -> Result<()> {
     let kind = field.value.get("type").and_then(json::Value::as_string);
     match kind.as_deref() {
         None | Some("message") => {
@@ -169,6 +176,7 @@ fn item(field: &Field<'_>, messages: &mut Vec<ChatMessage>, thoughts: &mut Optio
             let read = given.string("name")?.zip(given.string("arguments")?);
             let (name, arguments) = read.ok_or_else(|| field.refused("must have a name and arguments"))?;
             let call = FunctionCall { name, arguments };
+            results.calls(messages, [given.string("call_id")?]);
             match messages.last_mut().filter(|last| last.role == Role::Assistant && thoughts.is_none()) {
                 Some(last) => last.tool_calls.push(call),
                 None => messages.push(ChatMessage {
@@ -182,6 +190,7 @@ fn item(field: &Field<'_>, messages: &mut Vec<ChatMessage>, thoughts: &mut Optio
             let given = field.object(&["type", "id", "call_id", "output", "status"], "")?;
             let output = given.get("output").ok_or_else(|| field.refused("has no output"))?;
             let text = text_parts(&output, &["input_text", "output_text", "text"], &["type", "text"])?;
+            results.result(messages, given.string("call_id")?, &field.place, "call_id")?;
             messages.push(ChatMessage::new(Role::Tool, text));
         }
         Some("reasoning") => {
