@@ -265,6 +265,10 @@ fn a_response_streams_what_it_ends_with() {
     }
 
     let mut writer = ResponseWriter::new(id(), &request);
+    chunks().iter().for_each(|chunk| drop(writer.chunk(chunk)));
+    let cut = values(&writer.finish(&finish(Reason::Length)));
+    assert_eq!(cut.last().unwrap()["response"]["status"], "incomplete");
+    let mut writer = ResponseWriter::new(id(), &request);
     let cut = values(&writer.finish(&finish(Reason::Length)));
     let last = cut.last().unwrap();
     assert_eq!(last["type"], "response.incomplete");
@@ -392,6 +396,16 @@ fn a_message_of_anthropic_streams_what_it_ends_with() {
     let last = &events[events.len() - 2];
     assert_eq!((&last["delta"]["stop_reason"], &last["usage"]), (&json!("tool_use"), &whole["usage"]));
 
+    // A reply that is cut off may have lost another call.
+    for (reason, code) in
+        [(Reason::Length, "max_tokens"), (Reason::ContextFull, "model_context_window_exceeded")]
+    {
+        let mut writer = MessageWriter::new(id(), &request, prompt);
+        chunks().iter().for_each(|chunk| drop(writer.chunk(chunk)));
+        writer.finish(&finish(reason));
+        let whole: Value = serde_json::from_str(&writer.whole(&finish(reason))).unwrap();
+        assert_eq!(whole["stop_reason"], code);
+    }
     for (reason, code) in [
         (Reason::Stop, "end_turn"),
         (Reason::Cancelled, "end_turn"),

@@ -316,9 +316,10 @@ impl MessageWriter {
     /// Why the reply ended. Which of several stop sequences it was is not known.
     fn stop(&self, finish: &Finish, out: &mut String) {
         let reason = match finish.reason {
-            _ if self.content.iter().any(|block| block.starts_with(TOOL_USE)) => "tool_use",
+            // Even after calls: what was cut off may be another one.
             Reason::Length => "max_tokens",
             Reason::ContextFull => "model_context_window_exceeded",
+            Reason::Stop | Reason::StopString | Reason::Cancelled if self.has_calls() => "tool_use",
             Reason::StopString => "stop_sequence",
             Reason::Stop | Reason::Cancelled => "end_turn",
         };
@@ -327,6 +328,10 @@ impl MessageWriter {
             ("stop_sequence", [stop]) => json::string(stop, out),
             _ => out.push_str("null"),
         }
+    }
+
+    fn has_calls(&self) -> bool {
+        self.content.iter().any(|block| block.starts_with(TOOL_USE))
     }
 
     fn text(&mut self, kind: Kind, text: &str, events: &mut Vec<NamedEvent>) {

@@ -635,8 +635,11 @@ fn calls(id: &str, calls: &[FunctionCall], before: Option<usize>, out: &mut Stri
 
 const fn finish_reason(finish: &Finish) -> &'static str {
     match finish.reason {
-        _ if !finish.message.tool_calls.is_empty() => "tool_calls",
+        // Even after calls: what was cut off may be another one.
         Reason::Length | Reason::ContextFull => "length",
+        Reason::Stop | Reason::StopString | Reason::Cancelled if !finish.message.tool_calls.is_empty() => {
+            "tool_calls"
+        }
         Reason::Stop | Reason::StopString | Reason::Cancelled => "stop",
     }
 }
