@@ -29,10 +29,10 @@ pub(crate) struct SamplingArgs {
     /// Divide the logits of recent tokens by this factor (1: off)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,
-    /// Subtract X from the logit of each recent token
+    /// Subtract X from the logit of each recent token of the reply
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) presence_penalty: Option<f32>,
-    /// Subtract X from a recent token's logit per occurrence
+    /// Subtract X from a recent token's logit per occurrence in the reply
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Number of tokens that count as recent

@@ -332,7 +332,7 @@ impl Generation {
             return Err(error!(ContextFull { position, adding, capacity: self.capacity as u64 }));
         }
         self.tokens.extend_from_slice(tokens);
-        tokens.iter().for_each(|&token| self.sampler.accept(token));
+        tokens.iter().for_each(|&token| self.sampler.accept_prompt(token));
         self.reply.clear();
         self.stream.clear();
         (self.prompt, self.prompt_fed, self.dropped) = (prompt, self.fed, 0);

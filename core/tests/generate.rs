@@ -146,6 +146,23 @@ fn the_prompt_is_fed_in_batches_after_what_is_held() {
 }
 
 #[test]
+fn a_prompt_is_not_penalized_for_presence() {
+    let words = Words(LETTERS.to_vec());
+    let config = SamplerConfig { presence_penalty: 0.5, ..SamplerConfig::greedy() };
+    let sampler = Sampler::new(&config, words.0.len()).unwrap();
+    let options = GenerationOptions { max_tokens: 2, ..GenerationOptions::default() };
+    let mut generation = Generation::new(&[1, 1, 2], 0, 100, sampler, options).unwrap();
+    let logits = [0.0, 1.0, 0.8, 0.0, 0.0, 0.0];
+    for _ in 0..2 {
+        while let Action::Decode(_) = generation.next() {
+            generation.logits(&words, &logits).unwrap();
+        }
+        assert_eq!(generation.reply(), [1, 2]);
+        generation.follow_up(&[1]).unwrap();
+    }
+}
+
+#[test]
 fn length_counts_generated_tokens() {
     let words = Words(LETTERS.to_vec());
     for max_tokens in 0..4 {

@@ -217,6 +217,35 @@ fn odd_logits_are_errors_or_defined() {
     }
 }
 
+/// Presence and frequency are those of the reply, as with OpenAI; repetition is that of the prompt, too, as in transformers.
+#[test]
+fn only_repetition_is_measured_against_the_prompt() {
+    let logits = [4.0, 3.0, 2.0];
+    let set = [
+        SamplerConfig { presence_penalty: 1.5, ..SamplerConfig::greedy() },
+        SamplerConfig { frequency_penalty: 1.5, ..SamplerConfig::greedy() },
+        SamplerConfig { repetition_penalty: 2.0, ..SamplerConfig::greedy() },
+    ];
+    for (config, of_prompt) in set.iter().zip([false, false, true]) {
+        let mut sampler = Sampler::new(config, 3).unwrap();
+        [0, 2, 0].iter().for_each(|&token| sampler.accept_prompt(token));
+        assert_eq!(sampler.sample(&logits).unwrap(), u32::from(of_prompt), "{config:?}");
+        sampler.accept(0);
+        assert_eq!(sampler.clone().sample(&logits).unwrap(), 1, "{config:?}");
+        // The next prompt has that reply.
+        sampler.accept_prompt(2);
+        assert_eq!(sampler.sample(&logits).unwrap(), u32::from(of_prompt), "{config:?}");
+    }
+    // Within the window, each time in the reply counts.
+    let config = SamplerConfig { frequency_penalty: 0.6, penalty_last_n: 3, ..SamplerConfig::greedy() };
+    let mut sampler = Sampler::new(&config, 3).unwrap();
+    [0, 0].iter().for_each(|&token| sampler.accept_prompt(token));
+    sampler.accept(0);
+    assert_eq!(sampler.sample(&logits).unwrap(), 0);
+    sampler.accept(0);
+    assert_eq!(sampler.sample(&logits).unwrap(), 1);
+}
+
 #[test]
 fn options_out_of_range_are_named() {
     let base = SamplerConfig::bonsai();

@@ -26,11 +26,12 @@ pub struct SamplerConfig {
     /// Divides positive and multiplies negative logits of tokens seen in the window (CTRL, Keskar et
     /// al. 2019). Over 0, at most 100; 1 is off.
     pub repetition_penalty: f32,
-    /// Subtracted once from the logit of each token seen in the window. -100 to 100; 0 is off.
+    /// Subtracted once from the logit of each token that the reply has in the window; those of the prompt do not count, as with
+    /// OpenAI. -100 to 100; 0 is off.
     pub presence_penalty: f32,
-    /// Subtracted from a token's logit for each time it was seen in the window. -100 to 100; 0 is off.
+    /// Subtracted from a token's logit for each time that the reply has it in the window. -100 to 100; 0 is off.
     pub frequency_penalty: f32,
-    /// Number of last tokens, prompt included, that the three penalties consider.
+    /// Number of last tokens, prompt included, that the three penalties consider: the window.
     pub penalty_last_n: usize,
     /// DRY ("don't repeat yourself"): a token that would extend a repetition of `n` tokens loses
     /// `dry_multiplier * dry_base^(n - dry_allowed_length)`. 0 (off) to 100.

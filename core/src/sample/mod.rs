@@ -110,9 +110,15 @@ impl Sampler {
         }
     }
 
-    /// Adds `token` to the history of the penalties. Call it for prompt and reply.
+    /// Adds `token` of a reply to the history of the penalties.
     pub fn accept(&mut self, token: u32) {
         self.penalties.accept(token);
+    }
+
+    /// Adds `token` of a prompt to the history of the penalties. Presence and frequency penalties count neither it nor those
+    /// before it.
+    pub fn accept_prompt(&mut self, token: u32) {
+        self.penalties.accept_prompt(token);
     }
 
     /// Clears the history; the random sequence continues. For use between two replies.

@@ -15,7 +15,10 @@ pub(super) struct Penalties {
     /// The last `keep` to `2 * keep` tokens in order; moved down when the buffer is full.
     history: Vec<u32>,
     keep: usize,
-    window: Vec<u32>,
+    /// How many of the newest tokens are of the reply.
+    replied: usize,
+    /// Twice each token in the window, and 1 more if it is of the reply.
+    window: Vec<u64>,
     repeats: Vec<u64>,
     changed: Vec<(u32, f32)>,
     /// One bit per token: DRY's matches do not cross these.
@@ -34,6 +37,7 @@ impl Clone for Penalties {
             config: self.config,
             history: copy(&self.history),
             keep: self.keep,
+            replied: self.replied,
             window: copy(&self.window),
             repeats: copy(&self.repeats),
             changed: copy(&self.changed),
@@ -58,6 +62,7 @@ impl Penalties {
             config: SamplerConfig { penalty_last_n: window, dry_last_n: dry, ..*config },
             history: Vec::with_capacity(2 * keep),
             keep,
+            replied: 0,
             window: Vec::with_capacity(window),
             repeats: Vec::with_capacity(dry),
             changed: Vec::with_capacity(window + dry),
@@ -77,9 +82,21 @@ impl Penalties {
 
     pub(super) fn clear(&mut self) {
         self.history.clear();
+        self.replied = 0;
     }
 
     pub(super) fn accept(&mut self, token: u32) {
+        self.remember(token);
+        self.replied = self.replied.saturating_add(1);
+    }
+
+    /// Whatever came before is not of the reply either.
+    pub(super) fn accept_prompt(&mut self, token: u32) {
+        self.remember(token);
+        self.replied = 0;
+    }
+
+    fn remember(&mut self, token: u32) {
         if !cfg!(feature = "sampling") || self.keep == 0 {
             return;
         }
@@ -99,15 +116,20 @@ impl Penalties {
         self.changed.clear();
         let c = self.config;
         let start = self.history.len().saturating_sub(c.penalty_last_n);
+        let reply = self.history.len().saturating_sub(self.replied);
         self.window.clear();
-        self.window.extend_from_slice(&self.history[start..]);
-        sort::sort(&mut self.window, &|a, b| a.cmp(&b));
-        for run in self.window.chunk_by(|a, b| a == b) {
-            let Some(&logit) = run.first().and_then(|&token| logits.get(token as usize)) else { continue };
+        let tokens = self.history.iter().enumerate().skip(start);
+        self.window.extend(tokens.map(|(at, &token)| u64::from(token) << 1 | u64::from(at >= reply)));
+        sort::sort_keys(&mut self.window);
+        for run in self.window.chunk_by(|a, b| a >> 1 == b >> 1) {
+            let Some(token) = run.first().map(|key| (key >> 1) as u32) else { continue };
+            let Some(&logit) = logits.get(token as usize) else { continue };
             let scaled =
                 if logit < 0.0 { logit * c.repetition_penalty } else { logit / c.repetition_penalty };
-            let taken = c.frequency_penalty * run.len() as f32 + c.presence_penalty;
-            self.changed.push((run[0], still_possible(logit, scaled - taken)));
+            let said = run.iter().filter(|key| **key & 1 == 1).count();
+            let presence = if said > 0 { c.presence_penalty } else { 0.0 };
+            let taken = c.frequency_penalty * said as f32 + presence;
+            self.changed.push((token, still_possible(logit, scaled - taken)));
         }
         if c.dry_last_n > 0 {
             self.find_repeats();
