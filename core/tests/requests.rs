@@ -162,6 +162,53 @@ fn results_come_in_the_order_of_the_calls() {
     assert_eq!(error, "input[1].call_id is \"z\", expected the id of a call before it");
 }
 
+#[test]
+fn calls_and_thoughts_are_limited_as_asked() {
+    let chat = |fields: Value| {
+        let mut request = json!({ "messages": [{ "role": "user", "content": "x" }] });
+        request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        ChatCompletionRequest::parse(&request.to_string()).map(|request| request.options)
+    };
+    let response = |fields: Value| {
+        let mut request = json!({ "input": "x" });
+        request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        ResponsesRequest::parse(&request.to_string())
+    };
+    for parallel in [true, false] {
+        let fields = json!({ "parallel_tool_calls": parallel });
+        assert_eq!(chat(fields.clone()).unwrap().parallel_tool_calls, parallel);
+        let request = response(fields).unwrap();
+        assert_eq!(request.options.parallel_tool_calls, parallel);
+        let whole = ResponseWriter::new(id(), &request).whole(&finish(Reason::Stop));
+        assert_eq!(serde_json::from_str::<Value>(&whole).unwrap()["parallel_tool_calls"], parallel);
+        let request = json!({
+            "messages": [{ "role": "user", "content": "x" }], "tools": [{ "name": "f", "input_schema": {} }],
+            "tool_choice": { "type": "auto", "disable_parallel_tool_use": !parallel },
+        });
+        let request = MessagesRequest::parse_prompt(&request.to_string()).unwrap();
+        assert_eq!(request.options.parallel_tool_calls, parallel);
+    }
+    assert!(chat(json!({})).unwrap().parallel_tool_calls);
+    let error = chat(json!({ "parallel_tool_calls": 1 })).unwrap_err().to_string();
+    assert_eq!(error, "parallel_tool_calls must be true or false");
+
+    for (effort, thinking) in
+        [("none", Thinking::Off), ("minimal", Thinking::Off), ("low", Thinking::On), ("high", Thinking::On)]
+    {
+        assert_eq!(chat(json!({ "reasoning_effort": effort })).unwrap().thinking, thinking);
+        let request = response(json!({ "reasoning": { "effort": effort } })).unwrap();
+        assert_eq!(request.options.thinking, thinking);
+    }
+    let both = chat(json!({ "reasoning_effort": "high", "thinking": { "budget": 3 } })).unwrap();
+    assert_eq!(both.thinking, Thinking::Budget(3));
+    let error = chat(json!({ "reasoning_effort": "some" })).unwrap_err().to_string();
+    assert!(error.starts_with("reasoning_effort must be none, minimal, low"), "{error}");
+
+    assert!(response(json!({ "include": [] })).is_ok());
+    let error = response(json!({ "include": ["message.output_text.logprobs"] })).unwrap_err().to_string();
+    assert!(error.starts_with("include[0] is \"\"message.output_text.logprobs"), "{error}");
+}
+
 /// In every form of a request, `strict` and the number of a tool reach the grammar.
 #[test]
 fn tools_say_whether_their_schema_is_followed() {

@@ -65,7 +65,7 @@ const WRONG = [
   { response_format: { type: "json_schema", json_schema: { schema: 3 } } }, { response_format: { type: "json_schema", json_schema: {} } },
   { tool_choice: "required" }, { tools: [add], tool_choice: "always" }, { tools: [add], tool_choice: { type: "function" } },
   { tools: [add], tool_choice: { type: "custom" } }, { tools: {} }, { tools: ["add"] }, { tool_choice: { type: "function", function: { name: "add" } } },
-  { top_logprobs: 21 }, { top_logprobs: -1 }, { logit_bias: { 1: 100 } }, { reasoning_effort: "low" }, { functions: [] }, { parallel_tool_calls: false },
+  { top_logprobs: 21 }, { top_logprobs: -1 }, { logit_bias: { 1: 100 } }, { functions: [] },
   { temperature: "hot" }, { top_p: true }, { seed: "1" }, { max_tokens: "3" }, { stop: 3 }, { stop: [3] }, { thinking: 5 }, { thinking: { budget: -1 } }, { thinking: {} },
   { overflow: "explode" },
 ];

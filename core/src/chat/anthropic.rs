@@ -199,7 +199,7 @@ fn tools(field: &Field<'_>) -> Result<Vec<String>> {
 
 fn choose_tools(choice: &Field<'_>, options: &mut TurnOptions) -> Result<()> {
     let chosen = choice.object(&["type", "name", "disable_parallel_tool_use"], "must be an object")?;
-    chosen.only(&[("disable_parallel_tool_use", "false")])?;
+    options.parallel_tool_calls = !chosen.boolean("disable_parallel_tool_use")?;
     options.tool_choice = match chosen.string("type")?.as_deref() {
         Some("auto") => ToolChoice::Auto,
         Some("any") => ToolChoice::Required,

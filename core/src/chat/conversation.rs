@@ -572,6 +572,7 @@ impl Conversation {
             *with == thinks
                 && of.tools == options.tools
                 && of.tool_choice == options.tool_choice
+                && of.parallel_tool_calls == options.parallel_tool_calls
                 && of.response_format == options.response_format
                 && of.json_whitespace == options.json_whitespace
         };

@@ -171,6 +171,8 @@ pub struct TurnOptions {
     pub tools: Vec<String>,
     /// Which of the tools it may call.
     pub tool_choice: ToolChoice,
+    /// Whether a reply may have several calls; otherwise the first one ends it.
+    pub parallel_tool_calls: bool,
     /// The format of the reply.
     pub response_format: ResponseFormat,
     /// White space in a JSON reply. Tool calls may always have it.
@@ -195,6 +197,7 @@ impl Default for TurnOptions {
             thinking: Thinking::Off,
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,
+            parallel_tool_calls: true,
             response_format: ResponseFormat::Text,
             json_whitespace: Whitespace::None,
             continue_final_message: false,
@@ -236,7 +239,7 @@ impl TurnOptions {
         if tools.is_empty() {
             return refused("tool choice", "asks for a tool that is not there");
         }
-        Grammar::calls(&tools, self.tool_choice != ToolChoice::Auto).map(Some)
+        Grammar::calls(&tools, self.tool_choice != ToolChoice::Auto, self.parallel_tool_calls).map(Some)
     }
 
     /// The tokens of a conversation as the model sees it with these options, up to where its reply begins or continues.

@@ -880,20 +880,20 @@ impl Grammar {
     /// [`Grammar::json_schema`]. [`Error::Tool`] for a tool without a name, [`Error::Duplicate`] for two of the same name.
     pub fn tool_calls(tools: &[&str], required: bool) -> Result<Grammar> {
         let tools: Vec<(u32, &str)> = (0..).zip(tools.iter().copied()).collect();
-        Grammar::calls(&tools, required)
+        Grammar::calls(&tools, required, true)
     }
 
-    /// As [`Grammar::tool_calls`], of tools with these numbers.
-    pub(crate) fn calls(tools: &[(u32, &str)], required: bool) -> Result<Grammar> {
-        match Grammar::calls_with(tools, required, true) {
+    /// As [`Grammar::tool_calls`], of tools with these numbers; unless `parallel`, a call ends the reply.
+    pub(crate) fn calls(tools: &[(u32, &str)], required: bool, parallel: bool) -> Result<Grammar> {
+        match Grammar::calls_with(tools, required, parallel, true) {
             // Schemas that are small enough one by one may be too large together.
-            Err(Error::Limit { .. }) => Grammar::calls_with(tools, required, false),
+            Err(Error::Limit { .. }) => Grammar::calls_with(tools, required, parallel, false),
             built => built,
         }
     }
 
     /// `follow` says whether arguments follow schemas that they need not.
-    fn calls_with(tools: &[(u32, &str)], required: bool, follow: bool) -> Result<Grammar> {
+    fn calls_with(tools: &[(u32, &str)], required: bool, parallel: bool, follow: bool) -> Result<Grammar> {
         let mut builder = Builder::new(Whitespace::Allowed);
         let mut calls = Vec::new();
         let end = builder.texts(["}\n</tool_call>"]);
@@ -906,7 +906,9 @@ impl Grammar {
             let mut head = String::from(HEAD);
             json::string(&function.name, &mut head);
             head.push_str(ARGUMENTS);
-            let then = builder.add(Node::Sequence { parts: vec![arguments, end, more], may_end: false });
+            let mut parts = vec![arguments, end];
+            parts.extend(Some(more).filter(|_| parallel));
+            let then = builder.add(Node::Sequence { parts, may_end: false });
             calls.push((head, then));
         }
         let head = |i: u32| calls.get(i as usize).map(|(head, _)| head.as_str());

@@ -418,6 +418,24 @@ fn calls_name_a_tool_and_fit_its_parameters() {
     }
 }
 
+#[test]
+fn a_single_call_ends_the_reply() {
+    let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    for required in [false, true] {
+        let grammar = Grammar::calls(&[(0, r#"{"name":"now"}"#)], required, false).unwrap();
+        assert!(accepts(&grammar, call));
+        assert_eq!(accepts(&grammar, &format(&["Hm.\n", call])), !required);
+        assert_eq!(accepts(&grammar, "No."), !required);
+        for more in [format(&[call, "\n", call]), format(&[call, "\n"]), format(&[call, " So."])] {
+            assert!(!accepts(&grammar, &more), "{more}");
+        }
+        let mut matcher = Matcher::new(&grammar);
+        assert!(call.bytes().all(|byte| matcher.push(&grammar, byte)));
+        matcher.settle();
+        assert!(matcher.finished());
+    }
+}
+
 /// One keyword that is not supported does not take the other tools away.
 #[test]
 fn schemas_that_need_not_be_followed_may_have_anything() {

@@ -50,6 +50,7 @@ const FIELDS: &[&str] = &[
     "response_format",
     "n",
     "parallel_tool_calls",
+    "reasoning_effort",
     "thinking",
     "overflow",
     // For a service's own use: taken and left aside.
@@ -100,7 +101,7 @@ impl ChatCompletionRequest {
     /// [`Option`](crate::Error::Option) for a count that is not a whole number.
     pub fn parse(text: &str) -> Result<ChatCompletionRequest> {
         let request = Object::request(text, FIELDS)?;
-        request.only(&[("n", "1"), ("parallel_tool_calls", "true")])?;
+        request.only(&[("n", "1")])?;
         let mut options = TurnOptions::default();
         let seed = request.sampling(&mut options.sampler)?;
         let max_tokens = request.count("max_tokens")?;
@@ -121,8 +122,10 @@ impl ChatCompletionRequest {
                 function.object(&["name"], "must be an object with a name")?.string("name")
             })?;
         }
+        parallel_calls(&request, &mut options)?;
         options.response_format = request.read_as("response_format", response_format)?;
-        options.thinking = request.read_as("thinking", thinking)?;
+        let effort = request.read_as("reasoning_effort", effort)?;
+        options.thinking = request.get("thinking").map_or(Ok(effort), |field| thinking(&field))?;
         options.overflow = match (request.string("overflow")?.as_deref(), options.max_tokens) {
             (None | Some("error"), _) => OverflowPolicy::Error,
             (Some("shift"), _) => OverflowPolicy::Shift { keep: None },
@@ -267,6 +270,25 @@ fn response_format(field: &Field<'_>) -> Result<ResponseFormat> {
         Some("regex") => Ok(ResponseFormat::Regex(part("pattern")?.string()?)),
         Some("grammar") => Ok(ResponseFormat::Grammar(part("grammar")?.string()?)),
         _ => Err(kind.unsupported("text, json_object, json_schema, choice, regex or grammar")),
+    }
+}
+
+/// Reads whether there may be several calls.
+#[inline(never)]
+fn parallel_calls(request: &Object<'_>, options: &mut TurnOptions) -> Result<()> {
+    if request.get("parallel_tool_calls").is_some() {
+        options.parallel_tool_calls = request.boolean("parallel_tool_calls")?;
+    }
+    Ok(())
+}
+
+/// How much to reason, which is a matter of whether.
+#[inline(never)]
+fn effort(field: &Field<'_>) -> Result<Thinking> {
+    match field.value.as_string().as_deref() {
+        Some("none" | "minimal") => Ok(Thinking::Off),
+        Some("low" | "medium" | "high" | "xhigh" | "max") => Ok(Thinking::On),
+        Some(_) | None => Err(field.refused("must be none, minimal, low, medium, high, xhigh or max")),
     }
 }
 

@@ -5,7 +5,7 @@
 //! exchanges.
 #![forbid(unsafe_code)]
 
-use super::{Chunk, CompletionId, NamedEvent, choose_tools, text_parts, tool_text};
+use super::{Chunk, CompletionId, NamedEvent, choose_tools, effort, parallel_calls, text_parts, tool_text};
 use crate::chat::conversation::{Finish, Usage};
 use crate::chat::fields::{Field, Object, refused};
 use crate::chat::message::{ChatMessage, FunctionCall};
@@ -36,6 +36,7 @@ const FIELDS: &[&str] = &[
     "reasoning",
     "truncation",
     "parallel_tool_calls",
+    "include",
     "store",
     "background",
     "previous_response_id",
@@ -54,6 +55,7 @@ const REPEATED: &[(&str, &str)] = &[
     ("instructions", "null"),
     ("max_output_tokens", "null"),
     ("metadata", "{}"),
+    ("parallel_tool_calls", "true"),
     ("reasoning", "{\"effort\": null, \"summary\": null}"),
     ("temperature", "null"),
     ("text", "{\"format\": {\"type\": \"text\"}}"),
@@ -85,7 +87,11 @@ impl ResponsesRequest {
     /// As [`ChatCompletionRequest::parse`](super::ChatCompletionRequest::parse).
     pub fn parse(text: &str) -> Result<ResponsesRequest> {
         let request = Object::request(text, FIELDS)?;
-        request.only(&[("store", "false"), ("background", "false"), ("parallel_tool_calls", "true")])?;
+        request.only(&[("store", "false"), ("background", "false")])?;
+        if let Some(include) = request.get("include") {
+            let refuse = &mut |one: Field<'_>| Err(one.unsupported("an include without it"));
+            include.each("must be an array", refuse)?;
+        }
         if let Some(field) = request.get("previous_response_id") {
             return Err(field.unsupported("the earlier messages in input, as nothing is stored"));
         }
@@ -98,6 +104,7 @@ impl ResponsesRequest {
         if let Some(choice) = request.get("tool_choice") {
             choose_tools(&choice, &mut options, "name", |chosen| chosen.string("name"))?;
         }
+        parallel_calls(&request, &mut options)?;
         options.response_format = request.read_as("text", text_format)?;
         options.thinking = request.read_as("reasoning", reasoning)?;
         if let Some(truncation) = request.get("truncation") {
@@ -246,14 +253,7 @@ fn text_format(field: &Field<'_>) -> Result<ResponseFormat> {
 fn reasoning(field: &Field<'_>) -> Result<Thinking> {
     // Of summaries there are none.
     let reasoning = field.object(&["effort", "summary", "generate_summary"], "must be an object")?;
-    Ok(match reasoning.string("effort")?.as_deref() {
-        None | Some("none" | "minimal") => Thinking::Off,
-        Some("low" | "medium" | "high" | "xhigh" | "max") => Thinking::On,
-        Some(_) => {
-            let problem = "must be none, minimal, low, medium, high, xhigh or max";
-            return Err(refused("reasoning.effort", problem));
-        }
-    })
+    reasoning.read_as("effort", effort)
 }
 
 /// What an item of text is.
@@ -487,7 +487,7 @@ impl ResponseWriter {
         let _ = write!(
             out,
             ",\"object\":\"response\",\"created_at\":{},\"status\":\"{status}\",\"error\":null,\
-             \"incomplete_details\":{details},\"parallel_tool_calls\":true,\"previous_response_id\":null,\
+             \"incomplete_details\":{details},\"previous_response_id\":null,\
              \"background\":false,\"store\":false,\"model\":",
             self.id.created
         ); // a String takes everything
