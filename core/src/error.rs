@@ -109,6 +109,8 @@ errors! {
         /// A grammar in GBNF is malformed; `found` is what the sentence is about.
         #[allow(missing_docs)]
         Grammar { line: usize, problem: &'static str, found: Name },
+        /// A regular expression is malformed at byte `at`, which begins with `found`.
+        Regex { at: u64, found: Name, expected: &'static str },
         /// A snapshot was changed or cut off.
         SnapshotDamaged,
         /// A snapshot of something else.
@@ -197,7 +199,9 @@ impl Error {
         match self {
             Error::Truncated { .. } | Error::Incomplete { .. } => "truncated",
             Error::Limit { .. } => "limit",
-            Error::Malformed { .. } | Error::NotGguf { .. } | Error::Json { .. } => "malformed",
+            Error::Malformed { .. } | Error::NotGguf { .. } | Error::Json { .. } | Error::Regex { .. } => {
+                "malformed"
+            }
             Error::Duplicate { .. } => "duplicate",
             Error::Grammar { .. } => "grammar",
             Error::SnapshotDamaged => "snapshot_damaged",
@@ -263,6 +267,9 @@ impl fmt::Display for Error {
             Error::Grammar { line, problem, found } => {
                 write!(f, "line {line} of the grammar {problem}")?;
                 if found.len == 0 { Ok(()) } else { write!(f, ": {found}") }
+            }
+            Error::Regex { at, found, expected } => {
+                write!(f, "the regular expression at byte {at} is {found:?}, expected {expected}")
             }
             Error::SnapshotDamaged => write!(f, "the snapshot is damaged"),
             Error::SnapshotForeign { what } => write!(f, "the snapshot is of {what}"),

@@ -65,8 +65,19 @@ pub(super) enum Expression {
     End,
 }
 
-/// Methods return `None` for unsupported syntax.
+/// Why a text is not compiled.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Refused {
+    /// It has something that is not supported.
+    Unsupported,
+    /// It is not a regular expression from this byte on.
+    Malformed { at: usize, expected: &'static str },
+}
+
+type Parsed<T> = core::result::Result<T, Refused>;
+
 struct Parser<'p> {
+    text: &'p str,
     rest: core::str::Chars<'p>,
     nesting: u32,
 }
@@ -117,25 +128,32 @@ impl Parser<'_> {
         found
     }
 
-    fn choice(&mut self) -> Option<Expression> {
+    /// The byte that is next.
+    fn at(&self) -> usize {
+        self.text.len() - self.rest.as_str().len()
+    }
+
+    fn choice(&mut self) -> Parsed<Expression> {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
-            return None;
+            return Err(Refused::Unsupported);
         }
         let mut choices = vec![self.sequence()?];
         while self.take('|') {
             choices.push(self.sequence()?);
         }
         self.nesting -= 1;
-        Some(Expression::Choice(choices))
+        Ok(Expression::Choice(choices))
     }
 
-    fn sequence(&mut self) -> Option<Expression> {
+    fn sequence(&mut self) -> Parsed<Expression> {
         let mut parts = Vec::new();
         while let Some(c) = self.peek() {
             if matches!(c, '|' | ')') {
                 break;
             }
+            let at = self.at();
+            let malformed = |expected| Err(Refused::Malformed { at, expected });
             self.rest.next();
             let part = match c {
                 '^' => Expression::Start,
@@ -144,39 +162,43 @@ impl Parser<'_> {
                 '(' => {
                     if self.take('?') && !self.take(':') {
                         // A group name, or lookaround.
-                        if !self.take('<') || matches!(self.peek(), Some('=' | '!') | None) {
-                            return None;
+                        if self.peek().is_some() && !self.take('<') || matches!(self.peek(), Some('=' | '!'))
+                        {
+                            return Err(Refused::Unsupported);
                         }
-                        while self.rest.next()? != '>' {}
+                        while !self.take('>') {
+                            if self.rest.next().is_none() {
+                                return malformed("a > after the name of the group");
+                            }
+                        }
                     }
                     let group = self.choice()?;
                     if !self.take(')') {
-                        return None;
+                        return malformed("a ) that closes the group");
                     }
                     group
                 }
-                '[' => Expression::Class(self.class()?.into()),
-                '\\' => Expression::Class(self.escape(false)?.into()),
-                '*' | '+' | '?' | '{' | '}' | ']' => return None,
+                '[' => Expression::Class(self.class(at)?.into()),
+                '\\' => Expression::Class(self.escape(false, at)?.into()),
+                '*' | '+' | '?' => return malformed("something to repeat before *, + and ?"),
+                '{' | '}' | ']' => return malformed("a backslash before {, } and ]"),
                 c => Expression::Class([(c.into(), c.into())].into()),
             };
             let assertion = matches!(part, Expression::Start | Expression::End);
+            let at = self.at();
             let (min, max) = match self.peek() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
                 Some('?') => (0, Some(1)),
                 Some('{') => {
                     self.rest.next();
-                    let min = self.number()?;
-                    let max = if self.take(',') {
-                        if self.peek() == Some('}') { None } else { Some(self.number()?) }
-                    } else {
-                        Some(min)
-                    };
-                    if self.peek() != Some('}') || max.is_some_and(|max| max < min) {
-                        return None;
+                    match self.bounds().filter(|_| self.peek() == Some('}')) {
+                        Some(bounds) => bounds,
+                        None => {
+                            let expected = "{count}, {min,} or {min,max} of at most 1000";
+                            return Err(Refused::Malformed { at, expected });
+                        }
                     }
-                    (min, max)
                 }
                 _ => {
                     parts.push(part);
@@ -186,11 +208,22 @@ impl Parser<'_> {
             self.rest.next();
             self.take('?'); // lazy: matches the same strings
             if assertion {
-                return None;
+                return Err(Refused::Malformed { at, expected: "no repetition of ^ or $" });
             }
             parts.push(Expression::Repeat(Box::new(part), min, max));
         }
-        Some(Expression::Sequence(parts))
+        Ok(Expression::Sequence(parts))
+    }
+
+    /// The least and the most repetitions, after an opening brace.
+    fn bounds(&mut self) -> Option<(u32, Option<u32>)> {
+        let min = self.number()?;
+        let max = match self.take(',') {
+            false => Some(min),
+            true if self.peek() == Some('}') => None,
+            true => Some(self.number()?),
+        };
+        max.is_none_or(|max| min <= max).then_some((min, max))
     }
 
     fn number(&mut self) -> Option<u32> {
@@ -203,16 +236,18 @@ impl Parser<'_> {
         number
     }
 
-    /// After a backslash.
-    fn escape(&mut self, in_class: bool) -> Option<Vec<Range>> {
-        let one = |c: u32| Some(vec![(c, c)]);
-        match self.rest.next()? {
-            'd' => Some(DIGIT.to_vec()),
-            'D' => Some(others(&DIGIT)),
-            'w' => Some(WORD.to_vec()),
-            'W' => Some(others(&WORD)),
-            's' => Some(SPACE.to_vec()),
-            'S' => Some(others(&SPACE)),
+    /// After a backslash, which is at byte `at`.
+    fn escape(&mut self, in_class: bool, at: usize) -> Parsed<Vec<Range>> {
+        let one = |c: u32| Ok(vec![(c, c)]);
+        let malformed = |expected| Refused::Malformed { at, expected };
+        let digits = || malformed("an escape with the hexadecimal digits of a character");
+        match self.rest.next().ok_or_else(|| malformed("a character after the backslash"))? {
+            'd' => Ok(DIGIT.to_vec()),
+            'D' => Ok(others(&DIGIT)),
+            'w' => Ok(WORD.to_vec()),
+            'W' => Ok(others(&WORD)),
+            's' => Ok(SPACE.to_vec()),
+            'S' => Ok(others(&SPACE)),
             't' => one(9),
             'n' => one(10),
             'v' => one(11),
@@ -220,19 +255,23 @@ impl Parser<'_> {
             'r' => one(13),
             'b' if in_class => one(8),
             '0' if !self.peek().is_some_and(|c| c.is_ascii_digit()) => one(0),
-            'x' => one(self.hex(2)?),
+            'x' => one(self.hex(2).ok_or_else(digits)?),
             'u' if self.take('{') => {
                 let mut code = 0;
                 while !self.take('}') {
-                    code = code * 16 + self.hex(1)?;
+                    code = code * 16 + self.hex(1).ok_or_else(digits)?;
                     if code >= END {
-                        return None;
+                        return Err(digits());
                     }
                 }
                 one(code)
             }
-            'u' => one(self.hex(4)?).filter(|of| !matches!(of[..], [(0xD800..0xE000, _)])),
-            c if c.is_ascii_alphanumeric() => None,
+            'u' => match self.hex(4).ok_or_else(digits)? {
+                0xD800..0xE000 => Err(Refused::Unsupported),
+                code => one(code),
+            },
+            '0'..='9' | 'b' | 'B' | 'p' | 'P' | 'k' | 'c' => Err(Refused::Unsupported),
+            c if c.is_ascii_alphanumeric() => Err(malformed("an escape of ECMA-262")),
             c => one(c.into()),
         }
     }
@@ -245,32 +284,40 @@ impl Parser<'_> {
         Some(code)
     }
 
-    /// After an opening bracket.
-    fn class(&mut self) -> Option<Vec<Range>> {
+    /// After an opening bracket, which is at byte `at`.
+    fn class(&mut self, at: usize) -> Parsed<Vec<Range>> {
         let negated = self.take('^');
         let mut ranges = Vec::new();
         while !self.take(']') {
-            let first = self.in_class()?;
+            let begins = self.at();
+            let first = self.in_class(at)?;
             if self.peek() == Some('-') && !self.rest.as_str().starts_with("-]") {
                 self.rest.next();
-                let last = self.in_class()?;
-                let ([(from, a)], [(b, to)]) = (&first[..], &last[..]) else { return None };
-                if from != a || b != to || from > to {
-                    return None;
+                let last = self.in_class(at)?;
+                match (&first[..], &last[..]) {
+                    ([(from, a)], [(b, to)]) if from == a && b == to && from <= to => {
+                        ranges.push((*from, *to))
+                    }
+                    _ => {
+                        let expected = "a range between two characters, the lower one first";
+                        return Err(Refused::Malformed { at: begins, expected });
+                    }
                 }
-                ranges.push((*from, *to));
             } else {
                 ranges.extend(first);
             }
         }
         let others_of = others(&ranges);
-        Some(if negated { others_of } else { others(&others_of) })
+        Ok(if negated { others_of } else { others(&others_of) })
     }
 
-    fn in_class(&mut self) -> Option<Vec<Range>> {
-        match self.rest.next()? {
-            '\\' => self.escape(true),
-            c => Some(vec![(c.into(), c.into())]),
+    /// In the class that begins at byte `class`.
+    fn in_class(&mut self, class: usize) -> Parsed<Vec<Range>> {
+        let at = self.at();
+        match self.rest.next() {
+            None => Err(Refused::Malformed { at: class, expected: "a ] that closes the class" }),
+            Some('\\') => self.escape(true, at),
+            Some(c) => Ok(vec![(c.into(), c.into())]),
         }
     }
 }
@@ -438,25 +485,34 @@ impl Making {
 }
 
 impl Pattern {
-    /// Compiles `text` for strings of `min` to `max` characters that match it; `None` if it is not supported.
+    /// Compiles `text` for strings of `min` to `max` characters that match it.
     ///
     /// # Errors
     /// [`Error::Limit`] if it is too large.
-    pub(super) fn new(text: &str, min: u32, max: u32, budget: &mut Budget) -> Result<Option<Pattern>> {
-        let Some(expression) = Pattern::parse(text, budget)? else { return Ok(None) };
+    pub(super) fn new(text: &str, min: u32, max: u32, budget: &mut Budget) -> Result<Parsed<Pattern>> {
+        let expression = match Pattern::parse(text, budget)? {
+            Ok(expression) => expression,
+            Err(refused) => return Ok(Err(refused)),
+        };
         let mut pattern = Pattern::build(&expression, 0, u32::MAX, false, budget)?;
         let (least, most) = pattern.lengths();
         if least < min || max < most {
             pattern = Pattern::build(&expression, min, max, false, budget)?;
         }
-        Ok(Some(pattern))
+        Ok(Ok(pattern))
     }
 
-    /// The expression that `text` is; `None` if it is not supported.
-    pub(super) fn parse(text: &str, budget: &mut Budget) -> Result<Option<Expression>> {
+    /// The expression that `text` is.
+    pub(super) fn parse(text: &str, budget: &mut Budget) -> Result<Parsed<Expression>> {
         budget.spend(text.len())?;
-        let mut parser = Parser { rest: text.chars(), nesting: 0 };
-        Ok(parser.choice().filter(|_| parser.rest.as_str().is_empty()))
+        let mut parser = Parser { text, rest: text.chars(), nesting: 0 };
+        let parsed = parser.choice();
+        let at = parser.at();
+        Ok(match parsed {
+            // Only a closing parenthesis ends an alternative before the end of the text.
+            Ok(_) if at < text.len() => Err(Refused::Malformed { at, expected: "a ( for each )" }),
+            parsed => parsed,
+        })
     }
 
     /// Compiles an expression for plain texts, all of which it matches.

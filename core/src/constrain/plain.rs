@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::grammar::{Grammar, MAX_NODES, Node, NodeId, Text, Whitespace};
-use super::pattern::{Budget, Expression, Pattern, Range, others};
+use super::pattern::{Budget, Expression, Pattern, Range, Refused, others};
 use crate::error::{Error, Name, Result};
 use crate::sort;
 use alloc::boxed::Box;
@@ -54,18 +54,21 @@ impl Grammar {
     /// `pattern` in JSON Schema.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for lookaround, back references, `\b` and `\p`, and for what is no expression;
+    /// [`Error::Unsupported`] for lookaround, back references, `\b` and `\p`; [`Error::Regex`] for what is no expression;
     /// [`Error::Limit`] for one that is too large, [`Error::Argument`] for one that no text matches.
     pub fn regex(expression: &str) -> Result<Grammar> {
         let mut budget = Budget::new();
-        let unsupported = || {
-            error!(Unsupported {
+        let parsed = Pattern::parse(expression, &mut budget)?.map_err(|refused| match refused {
+            Refused::Unsupported => error!(Unsupported {
                 key: Name::new("regex"),
                 found: Name::new(expression),
                 expected: "a regular expression without lookaround, back references, \\b and \\p",
-            })
-        };
-        let parsed = Pattern::parse(expression, &mut budget)?.ok_or_else(unsupported)?;
+            }),
+            Refused::Malformed { at, expected } => {
+                let found = Name::new(expression.get(at..).unwrap_or_default());
+                error!(Regex { at: at as u64, found, expected })
+            }
+        })?;
         let pattern = Pattern::plain(&parsed, &mut budget)?;
         finish(vec![Node::Plain(Box::new(pattern))], 0, "regex")
     }

@@ -6,7 +6,7 @@
 
 use super::decimal::Bounds;
 use super::grammar::{Grammar, MAX_NODES, MAX_PROPERTIES, Node, NodeId, Property, Text, Whitespace};
-use super::pattern::{self, Budget, Pattern};
+use super::pattern::{self, Budget, Pattern, Refused};
 use crate::error::{Error, Name, Result};
 use crate::json;
 use crate::sort;
@@ -775,14 +775,21 @@ impl<'t> Compiler<'_, 't> {
         if format.is_some() && pattern::format(&text) == Some("") {
             return Ok(None);
         }
-        let (text, expected) = match format {
-            None => (text.as_str(), "a regular expression without lookaround, back references, \\b and \\p"),
-            Some(_) => (pattern::format(&text).unwrap_or("("), "another format"),
+        let text = match format {
+            None => text.as_str(),
+            Some(_) => match pattern::format(&text) {
+                Some(text) => text,
+                None => return self.unsupported(keyword, value, "another format"),
+            },
         };
-        match Pattern::new(text, min, max, &mut self.builder.budget)? {
-            Some(pattern) => Ok(Some(pattern)),
-            None => self.unsupported(keyword, value, expected),
-        }
+        let expected = match Pattern::new(text, min, max, &mut self.builder.budget)? {
+            Ok(pattern) => return Ok(Some(pattern)),
+            Err(Refused::Unsupported) => {
+                "a regular expression without lookaround, back references, \\b and \\p"
+            }
+            Err(Refused::Malformed { expected, .. }) => expected,
+        };
+        self.unsupported(keyword, value, expected)
     }
 
     fn count(&self, members: &[(&str, Value<'_>)], name: &'static str) -> Result<Option<u32>> {

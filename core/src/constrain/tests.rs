@@ -81,9 +81,38 @@ fn malformed_grammars_are_refused() {
     }
     chain += "r300 ::= \"z\"";
     assert!(Grammar::gbnf(&chain).unwrap_err().to_string().contains("too deeply"));
-    for wrong in ["(", "a(?=b)", "\\1", "[z-a]", "a{2,1}"] {
+    for wrong in ["a(?=b)", "(?<=a)b", "(?i)a", "\\1", "a\\b", "\\p{L}"] {
         assert_eq!(Grammar::regex(wrong).unwrap_err().code(), "unsupported", "{wrong}");
     }
+    for (wrong, at, expected) in [
+        ("[", 0, "a ] that closes the class"),
+        ("a[^b", 1, "a ] that closes the class"),
+        ("é[\\", 3, "a character after the backslash"),
+        ("(a", 0, "a ) that closes the group"),
+        ("(?", 0, "a > after"),
+        ("(?<n", 0, "a > after"),
+        ("a)b", 1, "a ( for each )"),
+        ("a|*", 2, "something to repeat"),
+        ("a]", 1, "a backslash before"),
+        ("[ab-a]", 2, "the lower one first"),
+        ("[\\d-z]", 1, "the lower one first"),
+        ("a{2,1}", 1, "{count}, {min,} or {min,max}"),
+        ("a{1001}", 1, "at most 1000"),
+        ("a{1", 1, "{count}"),
+        ("^+", 1, "no repetition of ^"),
+        ("\\xg0", 0, "hexadecimal digits"),
+        ("a\\u{110000}", 1, "hexadecimal digits"),
+        ("\\q", 0, "an escape of"),
+        ("a\\", 1, "a character after the backslash"),
+    ] {
+        let error = Grammar::regex(wrong).unwrap_err();
+        let found = Name::new(wrong.get(at..).unwrap());
+        let says = alloc::format!("the regular expression at byte {at} is {found:?}, expected ");
+        let error = error.to_string();
+        assert!(error.starts_with(&says) && error.contains(expected), "{wrong}: {error}");
+    }
+    let error = json_schema(r#"{"type":"string","pattern":"["}"#).map(|_| ()).unwrap_err();
+    assert!(error.to_string().ends_with("expected a ] that closes the class"), "{error}");
     assert_eq!(Grammar::regex("").unwrap_err().code(), "argument");
     assert_eq!(Grammar::regex("(a{1000}){1000}").unwrap_err().code(), "limit");
 }
