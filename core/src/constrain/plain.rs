@@ -600,9 +600,11 @@ impl<'t> Parser<'t> {
             self.space(group);
             let item = match self.peek() {
                 Some('"') => {
+                    let opening = self.at;
                     self.at += 1;
                     let mut texts = Vec::new();
                     while !self.take("\"") {
+                        self.within(opening, "has a text without an end")?;
                         let c = self.character("ends within a text")?;
                         texts.push(Expression::Class([(c, c)].into()));
                     }
@@ -679,9 +681,11 @@ impl<'t> Parser<'t> {
     /// After an opening bracket.
     fn class(&mut self) -> Result<Vec<Range>> {
         let cut = "ends within a class";
+        let opening = self.at - 1;
         let negated = self.take("^");
         let mut ranges = Vec::new();
         while !self.take("]") {
+            self.within(opening, "has a class without an end")?;
             let first = self.character(cut)?;
             let last = if self.rest().starts_with('-') && !self.rest().starts_with("-]") {
                 self.at += 1;
@@ -698,10 +702,19 @@ impl<'t> Parser<'t> {
         Ok(if negated { all_others } else { others(&all_others) })
     }
 
-    /// A character of a text or a class.
+    /// Refuses the end of the grammar, for what begins at `opening`.
+    fn within(&mut self, opening: usize, problem: &'static str) -> Result<()> {
+        if self.peek().is_none() {
+            self.at = opening;
+            return Err(self.wrong(problem));
+        }
+        Ok(())
+    }
+
+    /// A character of a text or a class, which may be a line end.
     fn character(&mut self, cut: &'static str) -> Result<u32> {
         match self.next() {
-            None | Some('\n') => Err(self.wrong(cut)),
+            None => Err(self.wrong(cut)),
             Some('\\') => {
                 let digits = match self.next() {
                     Some('n') => return Ok(10),

@@ -43,14 +43,26 @@ fn one_of_the_choices_is_taken() {
     }
 }
 
+/// As in llama.cpp.
+#[test]
+fn texts_and_classes_may_have_line_ends() {
+    let grammar = Grammar::gbnf("root ::= \"a\nb\" [\n\r] | \"c\"").unwrap();
+    for (text, taken) in
+        [("a\nb\n", true), ("a\nb\r", true), ("c", true), ("a\\nb\n", false), ("ab\n", false)]
+    {
+        assert_eq!(accepts(&grammar, text), taken, "{text:?}");
+    }
+}
+
 #[test]
 fn malformed_grammars_are_refused() {
     for (text, message) in [
         ("", "line 1 of the grammar has no rule root"),
         ("a ::= \"b\"", "has no rule root"),
         ("root := \"a\"", "line 1 of the grammar expects ::= after the name of a rule: := ?a?"),
-        ("root ::= \"a\n", "line 2 of the grammar ends within a text"),
-        ("root ::= [a", "ends within a class"),
+        ("root ::= \n \"a\nb", "line 2 of the grammar has a text without an end: ?a"),
+        ("root ::= [a\n", "line 1 of the grammar has a class without an end: [a"),
+        ("root ::= [a-", "ends within a class"),
         ("root ::= [b-a]", "a range whose end is before"),
         ("root ::= (\"a\"", "expects ) at the end of a group"),
         ("root ::= \"a\")", "expects a text, a class, a rule or a group: )"),
