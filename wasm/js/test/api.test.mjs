@@ -120,9 +120,9 @@ describe("a small model", () => {
       [{ response_format: "json_object" }, "argument"],
       [{ tool_choice: { type: "function" } }, "argument"],
       [{ logit_bias: { 1: 100 } }, "unsupported"],
-      [{ reasoning_effort: "low" }, "unsupported"],
+      [{ reasoning_effort: "some" }, "argument"],
       [{ functions: [] }, "unsupported"],
-      [{ parallel_tool_calls: false }, "unsupported"],
+      [{ parallel_tool_calls: 0 }, "argument"],
       [{ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, "unsupported"],
     ]) {
       await assert.rejects(engine.createChatCompletion({ ...request, ...wrong }), fails(code));

@@ -53,8 +53,10 @@ export interface ChatCompletionRequest {
   service_tier?: string | null;
   store?: boolean | null;
   metadata?: object | null;
-  /** Always the case. */
-  parallel_tool_calls?: true | null;
+  /** Whether a reply may have several calls (the default); otherwise the first one ends it. */
+  parallel_tool_calls?: boolean | null;
+  /** `none` and `minimal` answer at once, others think without a limit. `thinking` goes before it. */
+  reasoning_effort?: "none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max" | null;
   /** Beyond OpenAI: whether and for how many tokens the model may think. */
   thinking?: ChatOptions["thinking"];
   /** Beyond OpenAI: what happens when the messages do not fit. */
