@@ -130,7 +130,7 @@ errors! {
         Tool { index: u32, problem: &'static str },
         /// The parameters of tool number `index`, counted from 0, have something unsupported at the JSON pointer `key`, and must
         /// be followed.
-        ToolSchema { index: u32, function: Name, key: Name, expected: &'static str },
+        ToolSchema { index: u32, key: Name, expected: &'static str },
         /// The model's chat template does not support something.
         Template { lacks: &'static str },
         /// A required tensor is missing.
@@ -148,8 +148,6 @@ errors! {
         Option { what: &'static str, found: f64, expected: &'static str },
         /// An argument, such as a field of a request, is invalid.
         Argument { name: Name, problem: &'static str },
-        /// A field of a request has a value that does not fit the rest of it.
-        Field { name: Name, found: Name, expected: &'static str },
         /// A token id is not in the vocabulary.
         Token { id: u32, vocab: u32 },
         /// The session cannot hold more tokens.
@@ -184,12 +182,10 @@ impl Error {
 
     /// [`Error::Unsupported`] in a schema as that of the parameters of tool number `index`.
     #[cfg_attr(not(feature = "messages"), allow(unused_variables, reason = "there are no fields"))]
-    pub(crate) fn of_tool(self, index: u32, function: &str) -> Error {
+    pub(crate) fn of_tool(self, index: u32) -> Error {
         match self {
             #[cfg(feature = "messages")]
-            Error::Unsupported { key, expected, .. } => {
-                Error::ToolSchema { index, function: Name::new(function), key, expected }
-            }
+            Error::Unsupported { key, expected, .. } => Error::ToolSchema { index, key, expected },
             other => other,
         }
     }
@@ -216,7 +212,7 @@ impl Error {
             Error::TensorRange { .. } => "tensor_range",
             Error::Length { .. } => "length",
             Error::Option { .. } => "option",
-            Error::Argument { .. } | Error::Field { .. } => "argument",
+            Error::Argument { .. } => "argument",
             Error::Token { .. } => "token",
             Error::ContextFull { .. } => "context_full",
             Error::Memory { .. } => "memory",
@@ -256,8 +252,8 @@ impl fmt::Display for Error {
                 write!(f, "JSON ends at byte {at}, expected {expected}")
             }
             Error::Tool { index, problem } => write!(f, "tool {index}: {problem}"),
-            Error::ToolSchema { index, function, key, expected } => {
-                write!(f, "tool {index}, {function:?}: parameters{key} is not supported; expected {expected}")
+            Error::ToolSchema { index, key, expected } => {
+                write!(f, "tool {index}: parameters{key} is not supported; expected {expected}")
             }
             Error::Template { lacks } => write!(f, "this model's chat template has no {lacks}"),
             Error::Malformed { what, at, found, expected } => {
@@ -301,7 +297,6 @@ impl fmt::Display for Error {
                 write!(f, "{what} is {}, expected {expected}", Number(found))
             }
             Error::Argument { name, problem } => write!(f, "{name} {problem}"),
-            Error::Field { name, found, expected } => write!(f, "{name} is {found:?}, expected {expected}"),
             Error::Token { id, vocab } => write!(f, "token {id} is not in the vocabulary of {vocab}"),
             Error::ContextFull { position, adding, capacity } => write!(
                 f,

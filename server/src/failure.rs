@@ -120,9 +120,7 @@ impl Failure {
     /// The field of the request that is wrong.
     fn field(&self) -> Option<String> {
         match self {
-            Failure::Model(shohin::Error::Engine(
-                CoreError::Argument { name, .. } | CoreError::Field { name, .. },
-            )) => Some(name.to_string()),
+            Failure::Model(shohin::Error::Engine(CoreError::Argument { name, .. })) => Some(name.to_string()),
             Failure::Model(shohin::Error::Engine(CoreError::Unsupported { key, .. })) => {
                 Some(key.to_string())
             }
@@ -133,17 +131,13 @@ impl Failure {
         }
     }
 
-    /// The same failure, where requests have the schema of a tool in its field `holder`.
-    pub(crate) fn in_tools(self, holder: &str) -> Failure {
+    /// The same failure, for a request with these tools, which has the schema of one in its field `holder`.
+    pub(crate) fn in_tools(self, tools: &[String], holder: &str) -> Failure {
         match self {
-            Failure::Model(shohin::Error::Engine(CoreError::ToolSchema {
-                index,
-                function,
-                key,
-                expected,
-            })) => {
-                let place = format!("tools[{index}].{holder}{key}");
-                Failure::ToolSchema { place, function: function.to_string(), expected }
+            Failure::Model(shohin::Error::Engine(CoreError::ToolSchema { index, key, expected })) => {
+                let tool = tools.get(index as usize).map_or("", String::as_str);
+                let function = shohin::core::chat::function_name(tool).unwrap_or_default();
+                Failure::ToolSchema { place: format!("tools[{index}].{holder}{key}"), function, expected }
             }
             other => other,
         }
@@ -225,10 +219,13 @@ mod tests {
 
     #[test]
     fn schemas_of_tools_are_refused_by_their_place_in_the_request() {
-        let tools =
-            ["{\"name\":\"g\"}", "{\"name\":\"f\",\"strict\":true,\"parameters\":{\"nullable\":true}}"];
-        let error = shohin::core::constrain::Grammar::tool_calls(&tools, false).unwrap_err();
-        let failure = Failure::from(error).in_tools("function.parameters");
+        let strict = r#"{"name":"f","strict":true,"parameters":{"nullable":true}}"#;
+        let options = shohin::TurnOptions {
+            tools: vec![r#"{"name":"g"}"#.into(), strict.into()],
+            ..shohin::TurnOptions::default()
+        };
+        let failure = Failure::from(options.grammar().unwrap_err());
+        let failure = failure.in_tools(&options.tools, "function.parameters");
         assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
         let error = &failure.json(Style::OpenAi)["error"];
         assert_eq!(error["param"], "tools[1].function.parameters/nullable");

@@ -66,8 +66,8 @@ impl Results {
             None => {
                 let next = self.first + self.found.len();
                 if let Some(id) = id.filter(|_| !self.unnamed && self.calls > 0) {
-                    let (name, found) = (Name::new(alloc::format!("{place}.{name}")), Name::new(id));
-                    return Err(error!(Field { name, found, expected: "the id of a call before it" }));
+                    let (key, found) = (Name::new(alloc::format!("{place}.{name}")), Name::new(id));
+                    return Err(error!(Unsupported { key, found, expected: "the id of a call before it" }));
                 }
                 if next >= self.calls {
                     return Err(refused(place, "is a result of a tool, but no call before it lacks one"));

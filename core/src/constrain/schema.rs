@@ -302,7 +302,7 @@ impl Builder {
                 (self.any, self.text) = (any, text);
                 Ok(self.object())
             }
-            built => built.map_err(|error| error.of_tool(index, &function.name)),
+            built => built.map_err(|error| error.of_tool(index)),
         }
     }
 

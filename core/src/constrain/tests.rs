@@ -505,7 +505,7 @@ fn schemas_that_need_not_be_followed_may_have_anything() {
             assert!(accepts(&grammar, &call(r#"{"a": 1}"#).replace("\"f\"", "\"g\"")));
         }
         let error = Grammar::tool_calls(&[other, &tool(&schema, ",\"strict\":true")], true).unwrap_err();
-        let place = alloc::format!("tool 1, \"f\": parameters/properties/a/{key} is not supported");
+        let place = alloc::format!("tool 1: parameters/properties/a/{key} is not supported");
         assert!(error.to_string().starts_with(&place), "{error}");
     }
     // What is supported is followed unless that is declined.

@@ -3,8 +3,8 @@
 //! A request's fields are those of OpenAI's reference that this runtime follows; others, also within objects, are
 //! refused unless they are null, so that none is left out unnoticed. Some are taken and left aside: those that are for a
 //! service's own use, and of a message `name`, `refusal` and `annotations`. Results of tools are matched to calls by their
-//! ids, or without ids by their order. Three go beyond the reference: `thinking` (a boolean, or an object with a `budget` of tokens),
-//! `overflow` (`error`, `trim` or `shift`), and `reasoning` in an assistant's message.
+//! ids, or without ids by their order. Three go beyond the reference: `thinking` (a boolean, or an object with a `budget`
+//! of tokens), `overflow` (`error`, `trim` or `shift`), and `reasoning` in an assistant's message.
 #![forbid(unsafe_code)]
 
 mod responses;
