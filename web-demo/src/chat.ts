@@ -3,6 +3,7 @@ import { ShohinError, type ChatFinish, type Engine, type Message } from "shohin"
 import { advice, isGpuTrouble } from "./advice.js";
 import { see, showUnsure, unsureOf, watch, type Unsure } from "./confidence.js";
 import { copyButton } from "./copy.js";
+import * as drafts from "./drafts.js";
 import * as format from "./format.js";
 import { conversation, discard, forget, isDeleted, keep, newId, snapshotOf, tidySnapshots, type Conversation, type Turn } from "./history.js";
 import { loadedEngine, modelFacts, reload, showAlert, whenReady } from "./models.js";
@@ -25,6 +26,12 @@ const MOST_REMEMBERED = 64 << 20;
 
 /** Ends a reply; `started` once the model is at it. */
 type Reply = AbortController & { started?: boolean };
+
+/** What a reply takes the place of, once it begins: messages, and how they are shown. */
+interface Replaced {
+  turns: readonly Turn[];
+  nodes: readonly Node[];
+}
 
 /** Called with what the engine reports of a reply. */
 export const onFinish = new Set<(finish: ChatFinish) => void>();
@@ -198,23 +205,31 @@ function userTurn(turn: Turn, index: number): HTMLElement {
   const tools = make("div", { class: "tools" }, copyButton(() => turn.content, "Copy the message"), edit);
   const element = make("li", { class: "turn user", "data-role": "user" }, make("span", { class: "unseen" }, "You: "), text, tools);
   edit.addEventListener("click", () => {
-    if (!isBusy()) editTurn(element, turn, index);
+    if (isBusy()) return;
+    const form = editor(element, turn, index);
+    element.replaceWith(form);
+    form.querySelector("textarea")?.focus();
   });
-  return element;
+  // The edit goes on after a reload.
+  return drafts.edit(talk.id, turn.id) === undefined ? element : editor(element, turn, index);
 }
 
-/** Puts a field in a message's place. Sending it leaves out everything that came after. */
-function editTurn(element: HTMLElement, turn: Turn, index: number): void {
-  const field = make("textarea", { "aria-label": "Edit the message", rows: String(Math.min(8, turn.content.split("\n").length + 1)) });
-  field.value = turn.content;
+/** A field for a message's place. Sending it replaces everything that came after. */
+function editor(element: HTMLElement, turn: Turn, index: number): HTMLElement {
+  const { id } = talk;
+  const text = drafts.edit(id, turn.id) ?? turn.content;
+  const field = make("textarea", { "aria-label": "Edit the message", rows: String(Math.min(8, text.split("\n").length + 1)) });
+  field.value = text;
   const send = make("button", { type: "submit", class: "button strong" }, "Send");
   const cancel = make("button", { type: "button", class: "button" }, "Cancel");
   const form = make("form", { class: "editing" }, field, make("div", { class: "buttons" }, cancel, send));
   const end = () => {
+    drafts.keepEdit(id, turn.id);
     form.replaceWith(element);
     element.querySelector<HTMLElement>(".edit")?.focus();
   };
   cancel.addEventListener("click", end);
+  field.addEventListener("input", () => drafts.keepEdit(id, turn.id, field.value === turn.content ? undefined : field.value));
   field.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {
       event.stopPropagation();
@@ -229,14 +244,13 @@ function editTurn(element: HTMLElement, turn: Turn, index: number): void {
     event.preventDefault();
     const text = field.value.trim();
     if (text === "" || isBusy()) return;
-    while (form.nextSibling) form.nextSibling.remove();
-    form.remove();
-    const removed = talk.turns.splice(index);
+    const nodes: ChildNode[] = [form];
+    for (let next = form.nextSibling; next; next = next.nextSibling) nodes.push(next);
+    for (const node of nodes) node.remove();
     page.prompt.focus();
-    void say(text, removed);
+    void say(text, { turns: talk.turns.splice(index), nodes });
   });
-  element.replaceWith(form);
-  field.focus();
+  return form;
 }
 
 /** Shows a reply; JSON is set out once it is whole. */
@@ -274,15 +288,15 @@ function assistantTurn(): { element: HTMLElement; body: HTMLElement; calls: HTML
   return { element, body, calls, legend, tools };
 }
 
-/** Sends a message, in the place of those that were removed, and shows the reply as it comes. */
-export async function say(text: string, removed: readonly Turn[] = []): Promise<void> {
+/** Sends a message, in the place of others if they are given, and shows the reply as it comes. */
+export async function say(text: string, replaced?: Replaced): Promise<void> {
   if (isBusy()) return;
   // Clocks may be set back.
   const at = Math.max(Date.now(), (talk.turns.at(-1)?.at ?? 0) + 1);
   const turn: Turn = { id: newId(), at, role: "user", content: text };
   talk.turns.push(turn);
   page.conversation.append(userTurn(turn, talk.turns.length - 1));
-  await reply(turn, removed);
+  await reply(turn, replaced);
 }
 
 /** What the model is told: the conversation without what the page adds to it. */
@@ -292,12 +306,16 @@ function prompt(turns: readonly Turn[]): Message[] {
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
-/** Answers the last message, or continues the reply `from`, which was removed. */
-async function reply(question: Turn, removed: readonly Turn[], from?: Turn): Promise<void> {
+/**
+ * Answers the last message, or continues the reply `from`, which is among those replaced. They are deleted once the reply begins: if
+ * nothing comes of it, they are back.
+ */
+async function reply(question: Turn, replaced?: Replaced, from?: Turn): Promise<void> {
   const abort: Reply = new AbortController();
   running = abort;
   const mine = talk;
   const { element, body, calls, legend, tools } = assistantTurn();
+  const shownQuestion = page.conversation.lastElementChild;
   const json = repliesInJson();
   element.dataset["state"] = "busy";
   element.setAttribute("aria-busy", "true");
@@ -330,7 +348,16 @@ async function reply(question: Turn, removed: readonly Turn[], from?: Turn): Pro
     }
     if (follows) toEnd();
   };
-  const begun = () => text !== "" || thoughts !== "" || steps.length > 0;
+  const before = { text: text.trim(), thoughts: thoughts.trim(), steps: steps.length };
+  const begun = () => text.trim() !== before.text || thoughts.trim() !== before.thoughts || steps.length > before.steps;
+  let replaces = replaced?.turns ?? [];
+  /** What to delete now that the reply has begun; not twice, as another tab may have written it again. */
+  const takeReplaced = () => {
+    const turns = replaces;
+    replaces = [];
+    for (const { id } of turns) drafts.keepEdit(mine.id, id);
+    return turns;
+  };
   const place: Pick<Turn, "id" | "at" | "model" | "offline"> = { id: newId(), at: question.at + 0.5 };
   let online = navigator.onLine;
   const wasOnline = () => (online = true);
@@ -340,10 +367,13 @@ async function reply(question: Turn, removed: readonly Turn[], from?: Turn): Pro
   // Should the page be closed while the model writes, what is there is not lost. The message is written with its reply, as
   // another tab may have removed it meanwhile.
   const keepSoFar = () => {
-    if (!ended && mine === talk && begun()) void keep(mine, [question, unfinished()]);
+    if (ended || mine !== talk || !begun()) return;
+    kept = performance.now();
+    if (replaces.length > 0) void keepTalk([question, unfinished()], takeReplaced());
+    else void keep(mine, [question, unfinished()]);
   };
   addEventListener("pagehide", keepSoFar);
-  void keepTalk([question], removed);
+  if (!replaced) void keepTalk([question]);
   try {
     const stopped = new Promise<never>((_, reject) => {
       abort.signal.addEventListener("abort", () => reject(new ShohinError("aborted", "stopped")), { once: true });
@@ -369,10 +399,7 @@ async function reply(question: Turn, removed: readonly Turn[], from?: Turn): Pro
           // At most once a frame, however fast the model is.
           if (!dirty) requestAnimationFrame(paint);
           dirty = true;
-          if (performance.now() - kept > KEEP_EVERY) {
-            kept = performance.now();
-            keepSoFar();
-          }
+          if (replaces.length > 0 || performance.now() - kept > KEEP_EVERY) keepSoFar();
         }
         const message = finish?.message;
         if (!message?.toolCalls?.length || !more) return;
@@ -404,7 +431,7 @@ async function reply(question: Turn, removed: readonly Turn[], from?: Turn): Pro
   if (mine !== talk) {
     // Another conversation is shown by now; what was said in this one stays said.
     if (begun()) {
-      await keep(mine, [question, unfinished()]);
+      await keep(mine, [question, unfinished()], takeReplaced());
       onList.change();
     }
     onReply.end(question.content);
@@ -418,12 +445,17 @@ async function reply(question: Turn, removed: readonly Turn[], from?: Turn): Pro
   if (json && failure instanceof ShohinError && failure.code === "unsupported") showAlert(`The schema in the settings cannot be used: ${failure.message}`);
   else if (failure !== undefined && !aborted) showAlert(advice(failure, "The reply"));
   if (!begun() && failure !== undefined) {
-    // Nothing came of it: give the message back.
-    element.remove();
-    talk.turns.pop();
-    page.conversation.lastElementChild?.remove();
-    if (page.prompt.value === "") page.prompt.value = question.content;
-    await keepTalk([], [question]);
+    // Nothing came of it: all is as it was, and the message given back.
+    if (replaced) giveBack(replaced, element, shownQuestion);
+    else {
+      element.remove();
+      shownQuestion?.remove();
+      talk.turns.pop();
+      page.prompt.value = page.prompt.value.trim() === "" ? question.content : `${question.content}\n\n${page.prompt.value}`;
+      drafts.keepDraft(page.prompt.value);
+      page.prompt.dispatchEvent(new Event("input"));
+      await keepTalk([], [question]);
+    }
     if (isEmpty() && !(await conversation(mine.id))?.turns.length) {
       await discard(mine.id);
       await forget(mine.id);
@@ -450,7 +482,7 @@ async function reply(question: Turn, removed: readonly Turn[], from?: Turn): Pro
     if (finish) for (const listener of onFinish) listener(finish);
     element.dataset["state"] = "done";
     page.status.textContent = said.content;
-    await keepTalk(first ? [question, said, first] : [question, said]);
+    await keepTalk(first ? [question, said, first] : [question, said], takeReplaced());
     const engine = loadedEngine();
     if (engine && finish) void remind(engine, mine.id);
   }
@@ -463,6 +495,18 @@ async function reply(question: Turn, removed: readonly Turn[], from?: Turn): Pro
     await reload();
     if (loadedEngine()) showAlert(reason);
   }
+}
+
+/** Puts messages back in whose place nothing came: an edited one with the field and its text. */
+function giveBack({ turns, nodes }: Replaced, element: HTMLElement, shownQuestion: Element | null): void {
+  if (turns[0]?.role === "user") {
+    talk.turns.pop();
+    shownQuestion?.remove();
+  }
+  talk.turns.push(...turns);
+  element.replaceWith(...nodes);
+  const [first] = nodes;
+  if (page.prompt.value === "" && first instanceof HTMLFormElement) first.querySelector("textarea")?.focus();
 }
 
 /**
@@ -515,10 +559,11 @@ function showTools(tools: HTMLElement, turn: Turn): void {
     const question = talk.turns.at(-2);
     if (isBusy() || !question || talk.turns.at(-1) !== turn) return;
     talk.turns.pop();
-    if (turn.dropped !== undefined) page.conversation.querySelector(".dropped")?.remove();
-    tools.parentElement?.remove();
+    const note = turn.dropped === undefined ? null : page.conversation.querySelector(".dropped");
+    const nodes = [note, tools.parentElement].filter((node) => node !== null);
+    for (const node of nodes) node.remove();
     page.prompt.focus();
-    void reply(question, [turn], from);
+    void reply(question, { turns: [turn], nodes }, from);
   };
   again.addEventListener("click", replace());
   const more = make("button", { type: "button", class: "continue", title: "Continue", "aria-label": "Continue the reply" }, icon(CONTINUE));

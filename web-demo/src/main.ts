@@ -1,5 +1,6 @@
 import { changeModel, followFoot, initSuggestions, isBusy, resume, say, showGauge, showState, stop } from "./chat.js";
 import { watchWhile } from "./confidence.js";
+import { draft, keepDraft } from "./drafts.js";
 import { initInstall } from "./install.js";
 import { initModels, onModel, onReady, showAlert } from "./models.js";
 import { page } from "./page.js";
@@ -23,6 +24,7 @@ function send(): void {
   const text = page.prompt.value.trim();
   if (text === "" || isBusy()) return;
   page.prompt.value = "";
+  keepDraft("");
   fit();
   void say(text);
 }
@@ -44,7 +46,9 @@ page.prompt.addEventListener("keydown", (event) => {
   event.preventDefault();
   send();
 });
-page.prompt.addEventListener("input", () => {
+page.prompt.addEventListener("input", ({ isTrusted }) => {
+  // What a link has put there is the visitor's only once it is changed.
+  if (isTrusted) keepDraft(page.prompt.value);
   fit();
   showState();
 });
@@ -95,6 +99,10 @@ async function start(): Promise<void> {
   await import("./share.js").catch(() => {});
 }
 
+if (page.prompt.value === "" && draft() !== "") {
+  page.prompt.value = draft();
+  fit();
+}
 // Before the browser offers it.
 initInstall();
 initSuggestions();
