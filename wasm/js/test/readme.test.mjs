@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync } from "node:fs";
-import { mkdir, mkdtemp, readFile, rm, symlink, writeFile } from "node:fs/promises";
+import { lstat, mkdir, mkdtemp, readFile, rm, symlink, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
@@ -74,7 +74,23 @@ describe("README.md and docs/web", { timeout: 300_000 }, () => {
   }
 
   test("has examples of the languages tested here, and no others", () => {
-    assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["ts", "html", "js", "ts", "ts", "ts"]);
+    assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["sh", "ts", "html", "js", "ts", "ts", "ts"]);
+  });
+
+  test("says how to install the package, and not by a link", async () => {
+    const folder = await mkdtemp(join(tmpdir(), "shohin-"));
+    try {
+      await writeFile(join(folder, "package.json"), "{}");
+      const [commands] = blocks("sh");
+      const script = commands.replace("PATH/TO/REPOSITORY/wasm", PACKAGE);
+      assert.notEqual(script, commands);
+      await execute("sh", ["-ec", script], { cwd: folder, env: { ...process.env, npm_config_offline: "true" } });
+      assert.ok((await lstat(join(folder, "node_modules/shohin"))).isDirectory());
+      const program = 'import { Engine } from "shohin"; console.log(typeof Engine.load)';
+      assert.equal((await execute(process.execPath, ["--input-type=module", "--eval", program], { cwd: folder })).stdout, "function\n");
+    } finally {
+      await rm(folder, { recursive: true });
+    }
   });
 
   async function compile(files, ...more) {
