@@ -1,6 +1,7 @@
 // A chat with a model as a hook of React.
 import { useCallback, useEffect, useRef, useState } from "react";
 import type { ChatOptions, Engine, LoadOptions, Message, ModelSource, Progress, SessionOptions } from "./index.js";
+import { isOfEngine } from "./prompt-api/exceptions.js";
 import { SharedEngine, type Share } from "./prompt-api/shared-engine.js";
 
 /** Settings of a chat: those of its replies, and those of loading the model. They are read when the model is loaded, or a message sent. */
@@ -13,7 +14,7 @@ export interface UseChatOptions extends Omit<SessionOptions, "messages"> {
 
 /** A chat and what a component can do with it. */
 export interface UseChat {
-  /** `failed`: the model could not be loaded. */
+  /** `failed`: the model could not be loaded, or its engine is lost, with code `crashed`, `gpu_lost`, `worker` or `disposed`. */
   status: "loading" | "ready" | "streaming" | "failed";
   /** Progress of loading. */
   progress: Progress | undefined;
@@ -21,7 +22,7 @@ export interface UseChat {
   messages: readonly Message[];
   /** Why the model could not be loaded, or the last message not be answered. */
   error: unknown;
-  /** The engine, once it is loaded. */
+  /** The engine, once it is loaded and until it is lost. */
   engine: Engine | undefined;
   /** Sends a message. It does nothing unless the status is `ready`. A message that fails is taken back. */
   send(text: string, options?: Omit<ChatOptions, "signal" | "tools">): Promise<void>;
@@ -30,6 +31,9 @@ export interface UseChat {
   /** Replaces the messages, for example to start over. It ends a reply. */
   setMessages(messages: readonly Message[]): void;
 }
+
+/** Codes after which an engine answers nothing more. */
+const LOST = ["crashed", "gpu_lost", "worker", "disposed"];
 
 const EMPTY: Message = { role: "assistant", content: "" };
 
@@ -84,6 +88,7 @@ export function useChat(model: ModelSource | Engine, options: UseChatOptions = {
     if (!share.current || running.current) return;
     const abort = (running.current = new AbortController());
     const isCurrent = () => running.current === abort;
+    let isLost = false;
     const { options: { initialMessages: _initial, load: _load, ...session }, messages: before } = latest.current;
     let done: Message[] = [...before, { role: "user", content: text }];
     let reply = EMPTY;
@@ -107,11 +112,18 @@ export function useChat(model: ModelSource | Engine, options: UseChatOptions = {
       // Calls without results cannot be continued from.
       const { toolCalls: _calls, ...rest } = reply;
       show(!abort.signal.aborted ? before : rest.content ? [...done, rest] : done);
-      if (!abort.signal.aborted) setError(error);
+      if (abort.signal.aborted) return;
+      setError(error);
+      isLost = isOfEngine(error) && LOST.includes(error.code);
     } finally {
       if (isCurrent()) {
         running.current = undefined;
-        setStatus("ready");
+        setStatus(isLost ? "failed" : "ready");
+        if (isLost) {
+          share.current?.release();
+          share.current = undefined;
+          setEngine(undefined);
+        }
       }
     }
   }, [show]);

@@ -159,6 +159,41 @@ describe("useChat", { timeout: 60_000 }, () => {
     assert.deepEqual(rest, [{ role: "tool", content: "5" }, { role: "assistant", content: "It is five." }]);
   });
 
+  test("has failed once the engine is lost", async () => {
+    const { lost, after, other } = await page.evaluate(async () => {
+      const { Worker } = globalThis;
+      const workers = [];
+      globalThis.Worker = class extends Worker {
+        constructor(...all) {
+          super(...all);
+          workers.push(this);
+        }
+      };
+      mount("model.gguf");
+      await until(({ status }) => status === "ready");
+      globalThis.Worker = Worker;
+      void chat.send("Hello!");
+      await until(({ status }) => status === "streaming");
+      for (const worker of workers) worker.dispatchEvent(new ErrorEvent("error", { message: "lost" }));
+      const lost = await until(({ error, status }) => error && status !== "streaming");
+      const isGone = chat.engine === undefined;
+      await chat.send("Ignored.");
+      const after = { status: chat.status, isGone };
+      const engine = await Engine.load("model.gguf");
+      mount(engine);
+      await until(({ status }) => status === "ready");
+      await engine.dispose();
+      await chat.send("Hello!");
+      const other = await until(({ error }) => error);
+      unmount();
+      return { lost, after, other };
+    });
+    assert.deepEqual([lost.status, lost.error.code, lost.messages], ["failed", "worker", []]);
+    assert.deepEqual(after, { status: "failed", isGone: true });
+    assert.deepEqual([other.status, other.error.code], ["failed", "disposed"]);
+    assert.deepEqual(failures, []);
+  });
+
   test("reports a model that cannot be loaded, and takes back a message that fails", async () => {
     const { failed, taken } = await page.evaluate(async () => {
       mount("missing.gguf");
