@@ -72,6 +72,28 @@ describe("a loaded model", () => {
     await assert.rejects(Engine.load(MODEL, { threads: 0 }), fails("argument"));
   });
 
+  test("has as many threads as each load asks for", async (t) => {
+    const script = `
+      import { syncBuiltinESMExports } from "node:module";
+      import os from "node:os";
+      os.availableParallelism = () => 4;
+      syncBuiltinESMExports();
+      const { Engine } = await import(${JSON.stringify(import.meta.resolve("shohin"))});
+      const seen = [];
+      for (const threads of [2, undefined, 1, 3, 2]) {
+        const engine = await Engine.load(${JSON.stringify(MODEL)}, { threads });
+        seen.push([engine.info.threads, (await engine.reply("Hello!", { preset: "greedy", maxTokens: 20 })).text]);
+        await engine.dispose();
+      }
+      console.log(JSON.stringify(seen));`;
+    const folder = await mkdtemp(join(tmpdir(), "shohin-"));
+    t.after(() => rm(folder, { recursive: true }));
+    await writeFile(join(folder, "threads.mjs"), script);
+    const { stdout } = await promisify(execFile)(process.execPath, [join(folder, "threads.mjs")]);
+    const { text } = await engine.reply("Hello!", { preset: "greedy", maxTokens: 20 });
+    assert.deepEqual(JSON.parse(stdout), [2, 4, 1, 3, 2].map((threads) => [threads, text]));
+  });
+
   test("gives the same text with relaxed SIMD, and fails if it is requested but missing", { skip: !RELAXED }, async () => {
     /** Loads a model with each of `all` options in a process with the flags `switches`. */
     const loads = async (all, switches) => {

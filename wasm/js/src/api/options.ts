@@ -104,7 +104,7 @@ export interface LoadOptions {
   /**
    * Maximum number of threads. More than one is used where threads can share memory: on cross-origin isolated pages
    * (`Cross-Origin-Opener-Policy: same-origin` and `Cross-Origin-Embedder-Policy: require-corp`), and in Node. The output does not
-   * depend on it. Default: the number of cores.
+   * depend on it. Default: the number of cores. In Node, and with `shohin/local`, models loaded with the same number share their threads.
    */
   threads?: number;
   /**
@@ -130,7 +130,8 @@ export interface LoadOptions {
   workerUrl?: string | URL;
   /**
    * Address of `shohin_wasm_bg.wasm` or `shohin_wasm_relaxed_bg.wasm`, if the bundler has moved it: the single-threaded CPU module. It is
-   * not used with several threads or a GPU, whose modules are fetched from beside the package's scripts.
+   * not used with several threads or a GPU, whose modules are fetched from beside the package's scripts. In Node, and with
+   * `shohin/local`, the module is loaded once: later loads do not read this option.
    */
   wasmUrl?: string | URL;
 }

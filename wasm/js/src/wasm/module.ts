@@ -25,7 +25,8 @@ export type Embedder = single.Embedder | gpu.Embedder;
 export { Step } from "../../../pkg/shohin_wasm.js";
 
 let singleThreaded: Promise<CpuModule> | undefined;
-let multiThreaded: Promise<CpuModule | undefined> | undefined;
+/** By the number of threads. */
+const multiThreaded = new Map<number, Promise<CpuModule | undefined>>();
 let withGpu: Promise<GpuModule> | undefined;
 
 /** Loads the module for the CPU: the multi-threaded one where possible. @internal */
@@ -43,7 +44,9 @@ async function loaded({ threads, wasmUrl }: LoadOptions, builds: Simd[]): Promis
   const count = Math.min(threads ?? Infinity, host.cores());
   if (count >= 2) {
     // Whatever fails with threads, one thread is enough.
-    const module = await (multiThreaded ??= startThreads(count, builds).catch(() => undefined));
+    const starting = multiThreaded.get(count) ?? startThreads(count, builds).catch(() => undefined);
+    multiThreaded.set(count, starting);
+    const module = await starting;
     if (module) return module;
   }
   singleThreaded ??= (async () => {
@@ -64,9 +67,15 @@ async function loaded({ threads, wasmUrl }: LoadOptions, builds: Simd[]): Promis
   }
 }
 
+/** Imports a script that bundlers leave alone. */
+async function imported<T>(href: string): Promise<T> {
+  return (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as T;
+}
+
 async function startThreads(count: number, builds: Simd[]): Promise<CpuModule> {
   const { href } = host.threadsScript();
-  const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as typeof import("./threads.js");
+  // A fragment makes another instance of the script, with a pool and memory of its own, from the same file.
+  const script = await imported<typeof import("./threads.js")>(multiThreaded.size > 0 ? `${href}#${count}` : href);
   const module = await firstLoaded(builds, async (simd) => script.compile(await host.threadsModule(simd)));
   host.threadsStarted(await script.start(module, count, host.startThread));
   return script;
@@ -86,8 +95,7 @@ export async function gpuModule(software: boolean): Promise<GpuModule> {
   if (!adapter) throw new ShohinError("gpu_absent", "the browser offers no GPU");
   if (!software && (adapter.info?.isFallbackAdapter ?? adapter.isFallbackAdapter)) throw new ShohinError("gpu_absent", "the only GPU is a software adapter");
   withGpu ??= (async () => {
-    const { href } = host.gpuScript();
-    const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as GpuModule;
+    const script = await imported<GpuModule>(host.gpuScript().href);
     await script.default({ module_or_path: host.gpuModule() });
     return script;
   })();
