@@ -54,6 +54,11 @@ describe("a conversation beyond the context", () => {
     await other.dispose();
   });
 
+  test("refuses to leave out turns of a plain text", () => {
+    const isRight = (error) => error instanceof ShohinError && error.code === "argument" && /overflow is "trim", but must be error or shift/.test(error.message);
+    return assert.rejects(engine.generate("Once", { overflow: "trim" }).next(), isRight);
+  });
+
   test("reads a prompt and writes a reply longer than the context", async () => {
     const long = "Once upon a time there was a cat. ".repeat(40);
     let finish;

@@ -34,6 +34,9 @@ const CODE = `
     for await (const { text, finish } of engine.chat(request.messages, { tools, signal })) console.log(text, finish?.message.toolCalls);
     // @ts-expect-error A tool has a function.
     engine.chat(request.messages, { tools: [{ type: "function" }] });
+    engine.chat(request.messages, { overflow: "trim" });
+    // @ts-expect-error A plain text has no turns.
+    engine.generate("x", { overflow: "trim" });
     // @ts-expect-error A model is not a number.
     await LocalEngine.load(5);
     const local = await LocalEngine.load(new Blob([]));

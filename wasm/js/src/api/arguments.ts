@@ -99,7 +99,7 @@ const GENERATE: Checks<GenerateOptions> = {
   dryLastN: number,
   seed: number,
   stop: (place, found) => typeof found === "string" || each(place, found, "a string or an array of strings", text),
-  overflow: either("error", "shift", "trim"),
+  overflow: either("error", "shift"),
   logprobs: number,
   beams: number,
   lengthPenalty: number,
@@ -131,6 +131,7 @@ const TEMPLATE: Checks<TemplateOptions> = {
 const CHAT: Checks<ChatOptions> = {
   ...GENERATE,
   ...TEMPLATE,
+  overflow: either("error", "shift", "trim"),
   toolChoice: (place, found) => {
     if (isObject(found)) text(`${place}.name`, found["name"]);
     else must((found: unknown) => found === "auto" || found === "required", "auto, required or { name }")(place, found);
@@ -318,7 +319,7 @@ export function loadArguments(options: LoadOptions, source: Source): LoadOptions
 /** Options that a beam search has, too. */
 const SEARCH = ["signal", "maxTokens", "beams", "lengthPenalty", "earlyStopping", "thinking"];
 
-function unbounded<T extends GenerateOptions>({ maxTokens, ...rest }: T): T {
+function unbounded<T extends Omit<GenerateOptions, "overflow">>({ maxTokens, ...rest }: T): T {
   const { beams, lengthPenalty, earlyStopping } = rest;
   const other = Object.keys(rest).find((name) => !SEARCH.includes(name));
   if (beams !== undefined && other) throw new ShohinError("argument", `a search with beams has no option ${other}`);

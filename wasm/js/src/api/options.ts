@@ -190,8 +190,8 @@ export interface GenerateOptions {
   seed?: number;
   /** Strings that end the generation; they are not part of the text. */
   stop?: string | readonly string[];
-  /** As for `chat`; `shift` keeps the first tokens. Default `error`. */
-  overflow?: "error" | "shift" | "trim";
+  /** As for `chat`, whose `trim` needs messages; `shift` keeps the first tokens. Default `error`. */
+  overflow?: "error" | "shift";
   /** Report the log-probability of each token and of this many most likely alternatives. Default: none. */
   logprobs?: number;
   /**
@@ -240,7 +240,7 @@ export interface Tool {
 }
 
 /** Options of `chat`. */
-export interface ChatOptions extends GenerateOptions {
+export interface ChatOptions extends Omit<GenerateOptions, "overflow"> {
   /**
    * Whether a reasoning model may think before it answers, and for how many tokens at most: when the budget is used up, the
    * end-of-thinking marker is inserted and the model answers. Default: false.
