@@ -385,6 +385,21 @@ describe("loading", () => {
     assert.deepEqual(seen.at(-1), { stage: "prepare", loaded: bytes.length, total: bytes.length });
   });
 
+  test("is loaded whatever the caller's function does with its progress", async (t) => {
+    const told = t.mock.method(console, "error", () => {});
+    const wrong = new TypeError("not of the engine");
+    const engine = await Engine.load(bytes, {
+      onProgress: () => {
+        throw wrong;
+      },
+    });
+    await engine.dispose();
+    assert.ok(told.mock.callCount() > 1 && told.mock.calls.every(({ arguments: [error] }) => error === wrong));
+  });
+
+  test("does not blame a page for a server that does not answer", () =>
+    assert.rejects(Engine.load("http://127.0.0.1:1/model.gguf"), (error) => fails("network")(error) && /no connection$/.test(error.message)));
+
   test("reports errors in a file", async () => {
     const wrong = Uint8Array.from(bytes);
     wrong[4] = 99;

@@ -53,7 +53,10 @@ export interface RequestOptions {
 
 /** Options of `Engine.load`. */
 export interface LoadOptions {
-  /** Called at most every 50 ms and at every change of stage. */
+  /**
+   * Called at most every 50 ms and at every change of stage. What it throws does not end the loading: it is reported as an uncaught error
+   * (`reportError`), in Node by `console.error`.
+   */
   onProgress?: (progress: Progress) => void;
   /** Aborts the download or the loading. */
   signal?: AbortSignal;

@@ -26,6 +26,19 @@ export function connectBy(own: typeof connect, shared?: typeof share): void {
   share = shared;
 }
 
+/** The caller's function, whose errors are not the engine's. */
+function guarded(onProgress: NonNullable<LoadOptions["onProgress"]>): typeof onProgress {
+  return (progress) => {
+    try {
+      onProgress(progress);
+    } catch (error) {
+      // Node has no reportError, and an uncaught error would end the program.
+      if (typeof reportError === "function") reportError(error);
+      else console.error(error);
+    }
+  };
+}
+
 /** Starts a transport and makes a request about a model over it. */
 async function request<M extends "load" | "preload" | "availability">(
   method: M,
@@ -45,7 +58,7 @@ async function request<M extends "load" | "preload" | "availability">(
     options: { ...rest, ...(wasmUrl !== undefined && { wasmUrl: absolute(String(wasmUrl)) }) },
   };
   const read = "bytes" in found ? readerOf(found.bytes) : undefined;
-  const caller = { signal, ...(onProgress && { onProgress }), ...(read && { read }) };
+  const caller = { signal, ...(onProgress && { onProgress: guarded(onProgress) }), ...(read && { read }) };
   const together = shared && method === "load" ? await share?.(workerUrl, params, signal) : undefined;
   const transport = together?.transport ?? connect(workerUrl);
   try {
