@@ -67,6 +67,22 @@ describe("a worker and a reader that pauses", () => {
     assert.equal(ended, 1);
   });
 
+  test("end when the conversation is disposed, and no other's", async () => {
+    let open = true;
+    async function* replies({ conversation }) {
+      for (let chunk = 0; conversation !== 7 || open; chunk++) yield chunk;
+      throw Object.assign(new Error("the conversation was disposed"), { code: "disposed" });
+    }
+    const answers = [];
+    const worker = new Answering({ generate: replies, close: async () => void (open = false) }, (message) => answers.push(message));
+    for (const conversation of [7, 8]) worker.receive({ id: conversation, method: "generate", params: { conversation } });
+    await settle();
+    assert.equal(answers.length, 2 * AHEAD);
+    worker.receive({ id: 9, method: "close", params: { conversation: 7 } });
+    await settle();
+    assert.deepEqual(answers.slice(2 * AHEAD).map(({ id, error }) => [id, error?.code]), [[9, undefined], [7, "disposed"]]);
+  });
+
   test("do not hold up other requests", async () => {
     answering.receive({ id: 2, method: "generate", params: {} });
     await settle();

@@ -18,7 +18,7 @@ export class Answering {
   /** Requests that wait for bytes. */
   #readers = new Map<number, (piece: Uint8Array | undefined) => void>();
   /** Streams, with the number of chunks not taken yet. */
-  #streams = new Map<number, { ahead: number; wake: () => void }>();
+  #streams = new Map<number, { conversation: number | undefined; ahead: number; closed: boolean; wake: () => void }>();
 
   constructor(runtime: Runtime, send: (message: FromWorker) => void) {
     this.#runtime = runtime;
@@ -50,9 +50,18 @@ export class Answering {
     stream.wake();
   }
 
+  /** Lets the streams of a conversation that is disposed end. */
+  #closed(conversation: number): void {
+    for (const stream of this.#streams.values()) {
+      if (stream.conversation !== conversation) continue;
+      stream.closed = true;
+      stream.wake();
+    }
+  }
+
   /** Sends the chunks of a stream as its caller takes them, and returns its result. */
-  async #forward(id: number, chunks: AsyncGenerator, signal: AbortSignal): Promise<unknown> {
-    const stream = { ahead: 0, wake: () => {} };
+  async #forward(id: number, chunks: AsyncGenerator, conversation: number | undefined, signal: AbortSignal): Promise<unknown> {
+    const stream = { conversation, ahead: 0, closed: false, wake: () => {} };
     this.#streams.set(id, stream);
     try {
       for (;;) {
@@ -60,7 +69,7 @@ export class Answering {
         if (done) return value;
         this.#send({ id, chunk: value });
         stream.ahead++;
-        while (stream.ahead >= AHEAD && !signal.aborted) await new Promise<void>((resolve) => (stream.wake = resolve));
+        while (stream.ahead >= AHEAD && !stream.closed && !signal.aborted) await new Promise<void>((resolve) => (stream.wake = resolve));
       }
     } finally {
       this.#streams.delete(id);
@@ -82,7 +91,9 @@ export class Answering {
     };
     try {
       const result = dispatch(this.#runtime, method, params, { signal, read, onProgress: (progress) => this.#send({ id, progress }) });
-      const done = Symbol.asyncIterator in result ? await this.#forward(id, result, signal) : await result;
+      const { conversation } = params as { conversation?: number };
+      const done = Symbol.asyncIterator in result ? await this.#forward(id, result, conversation, signal) : await result;
+      if (method === "close") this.#closed(conversation!);
       this.#send({ id, done });
     } catch (thrown) {
       const { code, message } = toError(thrown);
