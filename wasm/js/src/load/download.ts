@@ -378,7 +378,9 @@ class Download {
       response = await this.#next(link, fetch(this.url, { ...this.request, cache, headers, signal }));
     } catch (cause) {
       this.#links.delete(link);
-      const reason = this.#reached || this.keep?.version ? "no connection" : "no connection, or the server does not allow this page to read it";
+      // Servers decide that for pages, of which Node has none.
+      const mayForbid = typeof location !== "undefined" && !this.#reached && !this.keep?.version;
+      const reason = mayForbid ? "no connection, or the server does not allow this page to read it" : "no connection";
       throw this.#broken(link, span?.at ?? 0, `could not be fetched: ${reason}`, cause);
     }
     this.#reached = true;

@@ -85,7 +85,7 @@ export async function openParts(files: { name: string; open: (brief: boolean) =>
 /** Adds to an error that the length of the file may have been wrong, if it is uncertain. @internal */
 export function doubted(error: ShohinError, { vague }: Pieces): ShohinError {
   if (!vague || error.code !== "truncated") return error;
-  const message = `${error.message}; or the server compresses it and hides that from this page (Access-Control-Expose-Headers: Content-Encoding)`;
+  const message = `${error.message}; or the server compresses it and hides that from scripts (Access-Control-Expose-Headers: Content-Encoding)`;
   return new ShohinError("truncated", message, { cause: error });
 }
 

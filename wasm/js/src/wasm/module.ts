@@ -62,7 +62,7 @@ async function loaded({ threads, wasmUrl }: LoadOptions, builds: Simd[]): Promis
     // Every engine says that the magic number at the start of a module is missing.
     const otherFile = "its address leads to another file, as after a bundler has moved it; the option wasmUrl corrects it";
     const compiled = cause instanceof WebAssembly.CompileError;
-    const reason = !compiled ? String(cause) : /magic/.test(cause.message) ? otherFile : "this browser lacks WebAssembly SIMD";
+    const reason = !compiled ? String(cause) : /magic/.test(cause.message) ? otherFile : "WebAssembly SIMD is not supported here";
     throw new ShohinError("wasm", `the WebAssembly module could not be loaded: ${reason}`, { cause });
   }
 }
@@ -89,7 +89,7 @@ interface AdapterSource {
 /** Loads the module for WebGPU. `software`: also for a software adapter. @internal */
 export async function gpuModule(software: boolean): Promise<GpuModule> {
   const gpu = typeof navigator === "undefined" ? undefined : (navigator as { gpu?: AdapterSource }).gpu;
-  if (!gpu) throw new ShohinError("gpu_absent", "this browser has no WebGPU");
+  if (!gpu) throw new ShohinError("gpu_absent", "WebGPU is not supported here");
   // Checked before the module is fetched in vain.
   const adapter = await gpu.requestAdapter().catch(() => null);
   if (!adapter) throw new ShohinError("gpu_absent", "the browser offers no GPU");
