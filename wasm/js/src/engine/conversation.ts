@@ -25,7 +25,7 @@ export class Conversation {
 
   /**
    * Streams the model's reply to a conversation. Turns that are in the cache are not computed again. Leaving the loop
-   * early ends the generation.
+   * early ends the generation; without a loop, the iterator's `return()` does. Until then the conversation is busy, and its other calls wait.
    */
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
     return begun(() => {
@@ -47,7 +47,7 @@ export class Conversation {
     return new ChatSession((messages, options) => this.chat(messages, options), options);
   }
 
-  /** Streams the continuation of a plain text. Leaving the loop early ends the generation. */
+  /** Streams the continuation of a plain text. Leaving the loop early, or the iterator's `return()`, ends the generation, as with `chat`. */
   generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
     return begun(() => {
       const { options: { signal, ...rest } } = generateArguments(prompt, options);
