@@ -333,14 +333,15 @@ shohin_code shohin_chat_open(shohin_chat *chat, const char *path, size_t path_le
  *     shohin_chat_get_usage
  *
  * with these differences. Calls must not overlap, be it by threads or by interrupts. All memory is that of
- * shohin_use_memory; after shohin_chat_new nothing is allocated. SHOHIN_KV_DEFAULT is SHOHIN_KV_Q8, unless the library was
+ * shohin_use_memory; after shohin_chat_new nothing is allocated but the message of a call that fails, which is freed before the call
+ * returns: leave 2 KiB for it. SHOHIN_KV_DEFAULT is SHOHIN_KV_Q8, unless the library was
  * built with the feature `cache-formats`. There is one thread, and no GPU; reasoning, formats of replies, stop texts and
  * tools are SHOHIN_UNSUPPORTED. When the context is full, the conversation starts over with its instructions, and so it
  * does after an error of shohin_chat_next. Instructions and a message may have two bytes for each token of the context,
  * more are SHOHIN_LIMIT. Times are 0. */
 
 /* Gives the library memory, once and before any other call; it must not be used for anything else. Too little of it is
- * SHOHIN_MEMORY, or ends in shohin_panicked. */
+ * SHOHIN_MEMORY, or ends in shohin_panicked, also where a call fails and there is no room for its message. */
 shohin_code shohin_use_memory(void *memory, size_t len, shohin_error *error);
 
 /* A GGUF file that is not in memory, such as one on an SD card, and the calls that read it. Set `size` to the size of the
@@ -370,7 +371,8 @@ shohin_code shohin_model_load_storage(const shohin_storage *storage, size_t wind
 size_t shohin_memory_used(void);
 size_t shohin_memory_peak(void);
 
-/* Not a call: the program defines it. A bug in the library, or too little memory while a model is loaded or a chat begins.
+/* Not a call: the program defines it. A bug in the library, or too little memory, while a model is loaded or a chat begins or for the
+ * message of an error.
  * `message` ends with a NUL. It must not return. */
 void shohin_panicked(const char *message, size_t len);
 

@@ -1,4 +1,4 @@
-//! Conversations and replies. After `begin` nothing allocates.
+//! Conversations and replies. After `begin` nothing allocates but the messages of errors.
 
 use crate::argument;
 use crate::code::{Failure, Result, shohin_code};
