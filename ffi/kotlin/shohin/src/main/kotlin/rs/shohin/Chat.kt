@@ -137,8 +137,8 @@ public data class Piece(
  * @property cachedTokens prompt tokens that were in the KV cache
  * @property promptSeconds to the first token
  * @property replySeconds from the first token to the end
- * @property position tokens that the KV cache holds; 0 while a reply is in progress
- * @property capacity most tokens that fit into it; 0 while a reply is in progress
+ * @property position tokens that the KV cache holds
+ * @property capacity most tokens that fit into it
  * @property guessesChecked of [Chat.speculate], in the whole conversation
  */
 public data class Usage(
@@ -178,7 +178,10 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
     /** Continues tokens as plain text; the conversation stays as it is. */
     public fun complete(tokens: IntArray): Flow<String> = texts(pieces { Native.chatComplete(it, tokens) })
 
-    /** Sets the options of the next replies. Numbers out of range are reported by the next reply. */
+    /**
+     * Sets the options of the next replies. Numbers out of range are reported by the next reply. It does not suspend, and compiles the format:
+     * a large schema or grammar takes long.
+     */
     public fun setOptions(options: ChatOptions): Unit = alone {
         val stop = Texts(options.stop)
         val tools = Texts(options.tools)
@@ -215,7 +218,7 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
         }
     }
 
-    /** Token counts and times of the last reply. */
+    /** Token counts and times of the last reply; `busy` while it is in progress. */
     public val usage: Usage
         get() = alone(Native::chatUsage).let {
             Usage(

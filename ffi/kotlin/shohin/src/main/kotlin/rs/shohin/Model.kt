@@ -84,7 +84,9 @@ public class Model private constructor(address: Long) : AutoCloseable {
             )
         }
 
-    /** Begins a conversation, with instructions for the whole of it. */
+    /**
+     * Begins a conversation, with instructions for the whole of it. It does not suspend: it allocates the KV cache, and compiles the format of replies.
+     */
     public fun chat(system: String? = null, options: ChatOptions = ChatOptions()): Chat {
         val chat = Chat(handle.use(Native::chatNew))
         try {
@@ -97,7 +99,7 @@ public class Model private constructor(address: Long) : AutoCloseable {
         return chat
     }
 
-    /** The tokens of a text, with the beginning-of-sequence token if the model uses one. */
+    /** The tokens of a text, with the beginning-of-sequence token if the model uses one. It does not suspend: a long text takes long. */
     public fun tokenize(text: String): IntArray = handle.use { Native.tokenize(it, text.encodeToByteArray()) }
 
     /** The text of tokens, without control tokens. */
