@@ -199,7 +199,7 @@ typedef struct shohin_chat shohin_chat;
 /* Options of replies. */
 typedef struct shohin_chat_options {
   size_t size;
-  uint64_t seed;            /* the same seed gives the same reply, a retry included; 0 by default */
+  uint64_t seed;            /* the same seed gives the same reply, also by shohin_chat_retry; 0 by default */
   float temperature;        /* 0 always takes the most likely token */
   uint32_t top_k;           /* keeps the most likely tokens; 0 keeps all */
   float top_p;              /* keeps the most likely tokens with this much probability together; 1 keeps all */
@@ -244,6 +244,10 @@ shohin_code shohin_chat_send(shohin_chat *chat, const char *text, size_t text_le
  * shohin_chat_next. */
 shohin_code shohin_chat_send_results(shohin_chat *chat, const shohin_text *results, size_t count,
                                      shohin_error *error);
+
+/* Computes another reply to the last message, in the place of the last one: the same unless the options have changed, such as the
+ * seed. It is read with shohin_chat_next. SHOHIN_ARGUMENT if there is no reply yet. */
+shohin_code shohin_chat_retry(shohin_chat *chat, shohin_error *error);
 
 /* Decodes with guesses from now on: the same replies, faster where guesses are right. They come from `draft`, a smaller
  * model with the same vocabulary, or, if it is NULL, from what followed the last tokens where they occurred before. */

@@ -311,6 +311,16 @@ pub unsafe extern "C" fn shohin_chat_send_results(
     }
 }
 
+/// Begins another reply to the last message, read with `shohin_chat_next`.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_retry(chat: *mut shohin_chat, error: *mut shohin_error) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe { call(error, || lock(chat)?.begin(Chat::retry)) }
+}
+
 /// Decodes with guesses from now on.
 ///
 /// # Safety

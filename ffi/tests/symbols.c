@@ -286,6 +286,9 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   CHECK(SHOHIN_OK, shohin_chat_stop(chat, &error));
   CHECK(SHOHIN_NULL, shohin_chat_interrupt(NULL, &error));
   CHECK(SHOHIN_HANDLE, shohin_chat_interrupt(wrong, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_retry(NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_retry(wrong, &error));
+  CHECK(SHOHIN_ARGUMENT, shohin_chat_retry(chat, &error));
   CHECK(SHOHIN_NULL, shohin_chat_speculate(NULL, NULL, &error));
   CHECK(SHOHIN_HANDLE, shohin_chat_speculate(wrong, NULL, &error));
   CHECK(SHOHIN_HANDLE, shohin_chat_speculate(chat, (shohin_model *)chat, &error));
@@ -407,6 +410,11 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   CHECK(SHOHIN_OK, shohin_chat_new(model, &options, &copy, &error));
   CHECK(SHOHIN_OK, shohin_chat_speculate(copy, NULL, &error));
   CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  pull(copy, &again);
+  TRUE(!strcmp(pulled.text, again.text));
+
+  /* Another reply to the message takes the place of the last. */
+  CHECK(SHOHIN_OK, shohin_chat_retry(copy, &error));
   pull(copy, &again);
   TRUE(!strcmp(pulled.text, again.text));
   CHECK(SHOHIN_OK, shohin_chat_system(copy, "", 0, &error));

@@ -452,6 +452,16 @@ extern "system" fn Java_rs_shohin_Native_chatSendResults<'l>(
     });
 }
 
+/// `external fun chatRetry(chat: Long)`
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_chatRetry<'l>(env: EnvUnowned<'l>, _: JClass<'l>, chat: jlong) {
+    native(env, |_| {
+        // SAFETY: the handle is open.
+        call(|error| unsafe { shohin_chat_retry(self::chat(chat), error) })?;
+        Ok(())
+    });
+}
+
 /// `external fun chatSpeculate(chat: Long, draft: Long)`; `draft` is 0 if there is none
 #[unsafe(no_mangle)]
 extern "system" fn Java_rs_shohin_Native_chatSpeculate<'l>(

@@ -43,7 +43,7 @@ public enum Thinking: Sendable {
 
 /// Options of replies. `nil` is the library's default.
 public struct ChatOptions: Sendable {
-    /// The same seed gives the same reply, a retry included; 0 unless set.
+    /// The same seed gives the same reply, also by `retry`; 0 unless set.
     public var seed: UInt64?
     /// 0 always takes the most likely token.
     public var temperature: Float?
@@ -204,6 +204,11 @@ public actor Chat {
                 shohin_chat_send_results(chat, texts.add(results), results.count, error)
             }
         }
+    }
+
+    /// Another reply to the last message, in the place of the last one: the same unless the options have changed, such as the seed.
+    public nonisolated func retry() -> AsyncThrowingStream<Piece, any Error> {
+        stream({ $0 }) { chat, error in shohin_chat_retry(chat, error) }
     }
 
     /// Continues tokens as plain text; the conversation stays as it is.

@@ -61,7 +61,7 @@ private object Defaults {
 /**
  * Options of replies.
  *
- * @property seed the same seed gives the same reply, a retry included; 0 unless set
+ * @property seed the same seed gives the same reply, also by [Chat.retry]; 0 unless set
  * @property temperature 0 always takes the most likely token
  * @property topK keeps the most likely tokens; 0 keeps all
  * @property topP keeps the most likely tokens with this much probability together; 1 keeps all
@@ -174,6 +174,9 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
         val texts = Texts(results)
         Native.chatSendResults(it, texts.bytes, texts.lengths)
     }
+
+    /** Another reply to the last message, in the place of the last one: the same unless the options have changed, such as the seed. */
+    public fun retry(): Flow<Piece> = pieces { Native.chatRetry(it) }
 
     /** Continues tokens as plain text; the conversation stays as it is. */
     public fun complete(tokens: IntArray): Flow<String> = texts(pieces { Native.chatComplete(it, tokens) })

@@ -68,6 +68,8 @@ internal object Native {
 
     @JvmStatic external fun chatSendResults(chat: Long, results: ByteArray, lengths: IntArray)
 
+    @JvmStatic external fun chatRetry(chat: Long)
+
     @JvmStatic external fun chatSpeculate(chat: Long, draft: Long)
 
     @JvmStatic external fun chatComplete(chat: Long, tokens: IntArray)

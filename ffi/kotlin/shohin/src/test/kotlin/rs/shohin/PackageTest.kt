@@ -49,6 +49,7 @@ private val TESTS: Map<String, suspend (Model) -> Unit> =
                 val pieces = chat.send(MESSAGE).toList()
                 isTrue(pieces.size > 1) { "one piece" }
                 equal(pieces.joinToString(""), System.getenv("SHOHIN_REPLY"))
+                equal(chat.retry().toList().joinToString("") { it.text }, System.getenv("SHOHIN_REPLY"))
                 isTrue(chat.usage.replyTokens > 1 && chat.usage.capacity > chat.usage.position) { "${chat.usage}" }
             }
             // The defaults are the library's.
