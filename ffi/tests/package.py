@@ -1,12 +1,17 @@
 """Tests of the installed Python package, with SHOHIN_MODEL set to a model and SHOHIN_REPLY to its greedy reply."""
 
+import ctypes
 import gc
 import os
+import signal
 import tempfile
 import threading
+import time
 import unittest
+import unittest.mock
 from pathlib import Path
 
+import shohin
 from shohin import Error, Model, version
 
 MODEL = os.environ["SHOHIN_MODEL"]
@@ -124,6 +129,60 @@ class Package(unittest.TestCase):
         thread.join()
         reply.text()
         self.assertEqual(reply.reason, "cancelled")
+
+    def test_a_reply_is_made_again(self):
+        chat = self.model.chat(**GREEDY)
+        with self.assertRaises(Error) as caught:
+            chat.retry()
+        self.assertEqual(caught.exception.code, "argument")
+        chat.send(MESSAGE).text()
+        self.assertEqual(chat.retry().text(), os.environ["SHOHIN_REPLY"])
+        chat.set_options(temperature=50, top_k=0, top_p=1, max_tokens=40, seed=1)
+        self.assertNotEqual(chat.retry().text(), os.environ["SHOHIN_REPLY"])
+
+    def test_two_threads_read_one_reply(self):
+        chat = self.model.chat(**GREEDY)
+        reply = chat.send(MESSAGE)
+        codes = []
+
+        def other(call):
+            try:
+                call()
+            except Error as error:
+                codes.append(error.code)
+
+        def copy(*arguments):
+            # Another thread comes in while the texts of a piece are copied.
+            for call in [lambda: next(reply), lambda: chat.send(MESSAGE), lambda: chat.usage, reply.stop]:
+                thread = threading.Thread(target=other, args=[call])
+                thread.start()
+                thread.join()
+            return string_at(*arguments)
+
+        string_at = ctypes.string_at
+        with unittest.mock.patch("ctypes.string_at", copy):
+            first = next(reply)
+        self.assertEqual(set(codes), {"busy"})
+        self.assertEqual(first + reply.text(), os.environ["SHOHIN_REPLY"])
+
+    @unittest.skipUnless(hasattr(signal, "pthread_kill"), "signals of the system")
+    def test_the_keyboard_interrupts_a_prompt(self):
+        chat = self.model.chat(**GREEDY)
+        call, interrupted = shohin._call, threading.Event()
+
+        def slow(function, *arguments, **options):
+            if function == "chat_next":
+                time.sleep(0.05)
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                self.assertTrue(interrupted.wait(30))
+            elif function == "chat_interrupt":
+                interrupted.set()
+            return call(function, *arguments, **options)
+
+        with unittest.mock.patch("shohin._call", slow), self.assertRaises(KeyboardInterrupt):
+            next(chat.send(MESSAGE))
+        self.assertTrue(interrupted.is_set())
+        self.assertTrue(chat.send(MESSAGE).text())
 
     def test_a_later_message_ends_a_reply(self):
         chat = self.model.chat("You are a farmer.", **GREEDY)

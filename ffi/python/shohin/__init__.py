@@ -9,11 +9,14 @@
 A model may be used by any number of threads, a chat by one at a time. Python's lock is released while the model computes.
 """
 
+import _thread
+import concurrent.futures
 import ctypes
 import json
 import operator
 import os
 import sys
+import threading
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float
 from ctypes import c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -132,6 +135,7 @@ def _load_library():
         "chat_system": [handle, *text],
         "chat_send": [handle, *text],
         "chat_send_results": [handle, POINTER(_Text), c_size_t],
+        "chat_retry": [handle],
         "chat_speculate": [handle, handle],
         "chat_complete": [handle, c_void_p, c_size_t],
         "chat_next": [handle, POINTER(_Piece)],
@@ -219,6 +223,13 @@ def _buffer(function, kind, expected, *arguments):
             return array[: count.value]
 
 
+def _fulfil(future, call):
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)
+
+
 def _tokens(tokens):
     if isinstance(tokens, str):
         raise TypeError(f"tokens is {tokens!r}, expected token ids, as tokenize returns them")
@@ -299,11 +310,27 @@ class Model:
         return Chat(self, system, **options)
 
 
+class _Alone:
+    """Lets one thread use a chat."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+
+    def __enter__(self):
+        if not self._lock.acquire(blocking=False):
+            raise Error("busy", "the chat is in use by another thread")
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
 class Chat:
-    """A conversation."""
+    """A conversation. It does one thing at a time: calls by other threads meanwhile raise `Error` "busy", except `interrupt`."""
 
     def __init__(self, model, system=None, **options):
         self._handle = c_void_p()
+        # The texts of a piece are valid until the next call, whichever thread makes it: a thread has the chat until it has copied them.
+        self._alone = _Alone()
         _call("chat_new", model._handle, None, byref(self._handle))
         # The number of the reply in progress; the reply holds the chat, and not the chat the reply.
         self._turn = 0
@@ -316,6 +343,13 @@ class Chat:
         if getattr(self, "_handle", None) and _library:
             _library.shohin_chat_free(self._handle)
             self._handle = None
+
+    def _change(self, function, *arguments):
+        """A call that ends the reply in progress."""
+        with self._alone:
+            self._turn += 1
+            _call(function, self._handle, *arguments)
+            return self._turn
 
     def set_options(self, format=None, thinking=False, stop=(), tools=(), tool_choice="auto", **options):
         """Sets the options of the next replies; others are the defaults.
@@ -346,25 +380,23 @@ class Chat:
         descriptions = [tool if isinstance(tool, str) else json.dumps(tool) for tool in tools]
         found.tools, found.tool_count = _texts("tools", descriptions)
         found.tool_choice, found.tool_choice_len = _text("tool_choice", tool_choice)
-        self._turn += 1
-        _call("chat_set_options", self._handle, byref(found))
+        self._change("chat_set_options", byref(found))
 
     def send(self, text):
         """Sends a message; gives the pieces of the reply as they are computed. Leaving the loop keeps the text so far."""
-        self._turn += 1
-        _call("chat_send", self._handle, *_text("text", text))
-        return Reply(self)
+        return Reply(self, self._change("chat_send", *_text("text", text)))
 
     def send_results(self, results):
         """Sends what the functions returned that the last reply called, one text for each call."""
-        self._turn += 1
-        _call("chat_send_results", self._handle, *_texts("results", results))
-        return Reply(self)
+        return Reply(self, self._change("chat_send_results", *_texts("results", results)))
+
+    def retry(self):
+        """Another reply to the last message, in the place of the last one: the same unless the options have changed, such as the seed."""
+        return Reply(self, self._change("chat_retry"))
 
     def speculate(self, draft=None):
         """Decodes with guesses of a smaller model from now on, or of what was said before: the same replies, often faster."""
-        self._turn += 1
-        _call("chat_speculate", self._handle, draft._handle if draft else None)
+        self._change("chat_speculate", draft._handle if draft else None)
 
     def interrupt(self):
         """Ends the reply in progress, from any thread."""
@@ -372,33 +404,31 @@ class Chat:
 
     def complete(self, tokens):
         """Continues tokens, as `Model.tokenize` returns them, as plain text; the conversation stays as it is."""
-        self._turn += 1
-        _call("chat_complete", self._handle, *_tokens(tokens))
-        return Reply(self)
+        return Reply(self, self._change("chat_complete", *_tokens(tokens)))
 
     @property
     def usage(self):
         """Token counts and times of the last reply, by name."""
         usage = _Usage()
-        _call("chat_get_usage", self._handle, byref(usage))
+        with self._alone:
+            _call("chat_get_usage", self._handle, byref(usage))
         return {name: getattr(usage, name) for name, _ in usage._fields_[1:]}
 
     def save(self, path):
         """Writes the conversation to a file."""
-        self._turn += 1
-        _call("chat_save", self._handle, *_path(path))
+        self._change("chat_save", *_path(path))
 
     def open(self, path):
         """Goes on with the conversation of a file."""
-        self._turn += 1
-        _call("chat_open", self._handle, *_path(path))
+        self._change("chat_open", *_path(path))
 
 
 class Reply:
     """The pieces of a reply: an iterator of texts."""
 
-    def __init__(self, chat):
-        self._chat, self._turn = chat, chat._turn
+    def __init__(self, chat, turn):
+        self._chat, self._turn = chat, turn
+        self._begun = False
         #: The model's reasoning so far.
         self.reasoning = ""
         #: Its function calls so far: pairs of a name and arguments, which are a JSON text.
@@ -410,11 +440,15 @@ class Reply:
         return self
 
     def __next__(self):
+        with self._chat._alone:
+            return self._next()
+
+    def _next(self):
         # A later message has ended this reply.
         if self._chat._turn != self._turn:
             raise StopIteration
         piece = _Piece()
-        while _call("chat_next", self._chat._handle, byref(piece), allowed=[_DONE]) == _OK:
+        while self._compute(piece) == _OK:
             self.reasoning += ctypes.string_at(piece.reasoning, piece.reasoning_len).decode()
             for call in piece.tool_calls[: piece.tool_call_count]:
                 name = ctypes.string_at(call.name, call.name_len).decode()
@@ -424,10 +458,30 @@ class Reply:
                 return ctypes.string_at(piece.text, piece.text_len).decode()
         raise StopIteration
 
+    def _compute(self, piece):
+        """The code of `chat_next`. The first call computes the prompt, which may take long: Ctrl-C ends it if another thread computes."""
+
+        def compute():
+            return _call("chat_next", self._chat._handle, byref(piece), allowed=[_DONE])
+
+        if self._begun or threading.current_thread() is not threading.main_thread():
+            return compute()
+        self._begun = True
+        computing = concurrent.futures.Future()
+        # Thread.start would wait for the thread, and might be what Ctrl-C ends.
+        _thread.start_new_thread(_fulfil, (computing, compute))
+        try:
+            return computing.result()
+        except KeyboardInterrupt:
+            self._chat.interrupt()
+            concurrent.futures.wait([computing])
+            raise
+
     def stop(self):
         """Ends the reply; text that was held back still follows."""
-        if self._chat._turn == self._turn:
-            _call("chat_stop", self._chat._handle)
+        with self._chat._alone:
+            if self._chat._turn == self._turn:
+                _call("chat_stop", self._chat._handle)
 
     def text(self):
         """The rest of the reply as one text."""
