@@ -29,8 +29,12 @@ impl Embedder {
 }
 
 impl Embedder {
-    pub(crate) async fn open(loaded: &Rc<Loaded>, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
-        let pooling = pooling_named(pooling)?;
+    pub(crate) async fn open(loaded: &Rc<Loaded>, text: &str, pooling: Option<&str>) -> JsResult<Embedder> {
+        let pooling = match pooling {
+            Some(name) => pooling_named(name)?,
+            None => loaded.file.pooling.map_err(js)?,
+        };
+        let tokens = loaded.tokenize_whole(text);
         let config = loaded.weights.config();
         let capacity = config.max_context_length;
         let wrong = match tokens.len() {

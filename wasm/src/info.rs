@@ -2,6 +2,7 @@
 
 use shohin_core::chat::Template;
 use shohin_core::gguf::Header;
+use shohin_core::model::Pooling;
 use shohin_core::tokenizer::Tokenizer;
 use shohin_core::{Format, Result};
 
@@ -15,6 +16,8 @@ pub(crate) struct FileInfo {
     pub(crate) format: Format,
     pub(crate) bytes: u64,
     pub(crate) template: Template,
+    /// How the file combines the states of a text, or why that is not computed.
+    pub(crate) pooling: Result<Pooling>,
 }
 
 /// Facts about the device for `info`.
@@ -55,6 +58,7 @@ impl FileInfo {
             format: header.layer_format().unwrap_or(Format::F32),
             bytes,
             template: Template::from_metadata(header.metadata(), tokenizer)?,
+            pooling: Pooling::from_metadata(header.metadata()),
         })
     }
 }

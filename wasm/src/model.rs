@@ -122,9 +122,9 @@ impl Model {
         }
     }
 
-    /// Begins to embed tokens.
-    pub(crate) async fn open_embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
-        Embedder::open(&self.loaded, tokens, pooling).await
+    /// Begins to embed a text.
+    pub(crate) async fn open_embedder(&self, text: &str, pooling: Option<&str>) -> JsResult<Embedder> {
+        Embedder::open(&self.loaded, text, pooling).await
     }
 }
 

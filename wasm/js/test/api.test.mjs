@@ -5,6 +5,7 @@ import { readFile } from "node:fs/promises";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { Engine, ShohinError } from "shohin";
+import { extended } from "./gguf.mjs";
 import { scripted } from "./scripted.mjs";
 
 const MODEL = fileURLToPath(new URL("../../../models/sprout.gguf", import.meta.url));
@@ -266,6 +267,21 @@ describe("a small model", () => {
     await assert.rejects(engine.embed("x", { signal: AbortSignal.abort() }), fails("aborted"));
     const after = await collect(engine.chat(ask("Hello!"), greedy));
     assert.deepEqual([after.text, after.finish.usage.cachedTokens], [talk.text, talk.finish.usage.promptTokens - 1]);
+  });
+
+  test("embeds texts as the file asks", async () => {
+    const load = (...values) => Engine.load(extended(bytes, values), { context: 128 });
+    const [plain, last, first] = await Promise.all([
+      engine.embed("A cat sat.", { pooling: "last" }),
+      load(["qwen3.pooling_type", 3], ["tokenizer.ggml.add_eos_token", true]),
+      load(["qwen3.pooling_type", 2]),
+    ]);
+    const vector = await last.embed("A cat sat.");
+    assert.deepEqual(await last.embed("A cat sat.", { pooling: "last" }), vector);
+    assert.notDeepEqual(vector, plain, "the end of the text is not one of its tokens");
+    await assert.rejects(first.embed("x"), fails("unsupported"));
+    assert.equal((await first.embed("x", { pooling: "mean" })).length, first.info.model.hidden);
+    await Promise.all([last.dispose(), first.dispose()]);
   });
 
   test("refuses a file other than the requested one", async () => {

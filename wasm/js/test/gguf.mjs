@@ -28,6 +28,18 @@ export function enlarged(file, megabytes) {
   return all;
 }
 
+/** The file with more metadata, `[key, number or boolean]`. */
+export function extended(file, values) {
+  const entries = values.map(([key, value]) =>
+    Buffer.concat(typeof value === "boolean" ? [text(key), u32(7), Buffer.of(Number(value))] : [text(key), u32(4), u32(value)]),
+  );
+  const filler = Buffer.concat([text("test.fill"), u32(8)]);
+  const length = Buffer.concat([...entries, filler]).length + 8;
+  // The weights keep their alignment.
+  entries.push(filler, text(" ".repeat(-length & 31)));
+  return Buffer.concat([file.subarray(0, 16), u64(file.readBigUInt64LE(16) + BigInt(values.length + 1)), ...entries, file.subarray(24)]);
+}
+
 /** The file with another value, of the same length, in the metadata: an unsigned byte, or the `i`-th number of an array of 32-bit ones. */
 export function changed(file, key, value, i) {
   const copy = Buffer.from(file);

@@ -19,12 +19,13 @@ impl Model {
         wait(self.open_chat(context))
     }
 
-    /// Begins to embed tokens. `pooling`: `mean` or `last`.
+    /// Begins to embed a text. `pooling`: `mean`, `last`, or that of the file.
     ///
     /// # Errors
-    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `memory`.
-    pub fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
-        wait(self.open_embedder(tokens, pooling))
+    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `unsupported` for the
+    /// file's pooling, `memory`.
+    pub fn embedder(&self, text: &str, pooling: Option<String>) -> JsResult<Embedder> {
+        wait(self.open_embedder(text, pooling.as_deref()))
     }
 }
 

@@ -18,12 +18,13 @@ impl Model {
         self.open_chat(context).await
     }
 
-    /// Begins to embed tokens. `pooling`: `mean` or `last`.
+    /// Begins to embed a text. `pooling`: `mean`, `last`, or that of the file.
     ///
     /// # Errors
-    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `gpu_memory`.
-    pub async fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
-        self.open_embedder(tokens, pooling).await
+    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `unsupported` for the
+    /// file's pooling, `gpu_memory`.
+    pub async fn embedder(&self, text: &str, pooling: Option<String>) -> JsResult<Embedder> {
+        self.open_embedder(text, pooling.as_deref()).await
     }
 }
 

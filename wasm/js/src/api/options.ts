@@ -339,7 +339,7 @@ export interface TokenizeOptions {
 
 /** Options of `embed`. */
 export interface EmbedOptions {
-  /** The mean of all final hidden states, or that of the last token. Default `mean`. */
+  /** The mean of all final hidden states, or that of the last token. Default: what the file asks for, or `mean`. */
   pooling?: "mean" | "last";
   /** Scale to length 1. Default true. */
   normalize?: boolean;

@@ -139,10 +139,10 @@ export class Runtime {
     return vectors;
   }
 
-  async #embed(text: string, { pooling = "mean", normalize = true }: Sendable<EmbedOptions>, signal: AbortSignal | undefined): Promise<Float32Array> {
+  async #embed(text: string, { pooling, normalize = true }: Sendable<EmbedOptions>, signal: AbortSignal | undefined): Promise<Float32Array> {
     if (signal?.aborted) throw abortError(signal);
     const loaded = this.#model();
-    const embedder = loaded.own(await loaded.ask<Embedder>((model) => model.embedder(model.tokenize(text, false), pooling)));
+    const embedder = loaded.own(await loaded.ask<Embedder>((model) => model.embedder(text, pooling)));
     try {
       while (!(await loaded.ask<boolean>(() => embedder.step()))) {
         await yieldToEventLoop();

@@ -23,5 +23,5 @@ export type Chat = Later<cpu.Chat, "step" | "snapshot">;
 export type Embedder = Later<cpu.Embedder, "step">;
 export interface Model extends Omit<cpu.Model, "chat" | "embedder"> {
   chat(context: number): Promise<Chat>;
-  embedder(tokens: Uint32Array, pooling: string): Promise<Embedder>;
+  embedder(text: string, pooling?: string | null): Promise<Embedder>;
 }
