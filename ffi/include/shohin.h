@@ -229,7 +229,7 @@ shohin_code shohin_chat_new(const shohin_model *model, const shohin_chat_options
 shohin_code shohin_chat_free(shohin_chat *chat);
 
 /* The following calls, except shohin_chat_next, shohin_chat_interrupt and shohin_chat_get_usage, first end a reply that is in progress. The
- * conversation keeps its text so far. */
+ * conversation keeps its text so far; a message whose reply ends before any text is not kept. */
 
 /* Sets the options of the next replies. Numbers out of range are reported by the next send. */
 shohin_code shohin_chat_set_options(shohin_chat *chat, const shohin_chat_options *options, shohin_error *error);
@@ -246,7 +246,8 @@ shohin_code shohin_chat_send_results(shohin_chat *chat, const shohin_text *resul
                                      shohin_error *error);
 
 /* Computes another reply to the last message, in the place of the last one: the same unless the options have changed, such as the
- * seed. It is read with shohin_chat_next. SHOHIN_ARGUMENT if there is no reply yet. */
+ * seed. It is read with shohin_chat_next. SHOHIN_ARGUMENT if there is no reply yet, or if the last message was not kept: send it again
+ * then. */
 shohin_code shohin_chat_retry(shohin_chat *chat, shohin_error *error);
 
 /* Decodes with guesses from now on: the same replies, faster where guesses are right. They come from `draft`, a smaller

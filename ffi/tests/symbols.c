@@ -389,6 +389,29 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
   pull(copy, &again);
 
+  /* A message that ended before any text is not kept, and the one before it is not answered in its place. */
+  for (count = 0; count < 3; count++) {
+    CHECK(SHOHIN_OK, shohin_chat_send(copy, "And a dog?", SHOHIN_CSTR, &error));
+    if (count == 0) CHECK(SHOHIN_OK, shohin_chat_stop(copy, &error));
+    if (count == 1) CHECK(SHOHIN_OK, shohin_chat_interrupt(copy, &error));
+    if (count == 1) CHECK(SHOHIN_OK, shohin_chat_next(copy, &piece, &error));
+    CHECK(SHOHIN_ARGUMENT, shohin_chat_retry(copy, &error));
+    TRUE(strstr(error.message, "send it again"));
+    CHECK(SHOHIN_ARGUMENT, shohin_chat_retry(copy, &error));
+    CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+    pull(copy, &again);
+    CHECK(SHOHIN_OK, shohin_chat_retry(copy, &error));
+    CHECK(SHOHIN_OK, shohin_chat_stop(copy, &error));
+    CHECK(SHOHIN_OK, shohin_chat_retry(copy, &error));
+    pull(copy, &streamed);
+    TRUE(!strcmp(streamed.text, again.text));
+  }
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_open(copy, path, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_retry(copy, &error));
+  pull(copy, &again);
+  TRUE(!strcmp(pulled.text, again.text));
+
   /* A text that ends the reply. */
   {
     const shohin_text stop[2] = {{"never", 5}, {pulled.text + 3, 4}};

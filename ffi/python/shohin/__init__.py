@@ -391,7 +391,10 @@ class Chat:
         return Reply(self, self._change("chat_send_results", *_texts("results", results)))
 
     def retry(self):
-        """Another reply to the last message, in the place of the last one: the same unless the options have changed, such as the seed."""
+        """Another reply to the last message, in the place of the last one: the same unless the options have changed, such as the seed.
+
+        A message whose reply ended before any text was not kept, and is the `Error` "argument": send it again.
+        """
         return Reply(self, self._change("chat_retry"))
 
     def speculate(self, draft=None):

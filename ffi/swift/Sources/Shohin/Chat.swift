@@ -207,6 +207,7 @@ public actor Chat {
     }
 
     /// Another reply to the last message, in the place of the last one: the same unless the options have changed, such as the seed.
+    /// A message whose reply ended before any text was not kept, and is the error `argument`: send it again.
     public nonisolated func retry() -> AsyncThrowingStream<Piece, any Error> {
         stream({ $0 }) { chat, error in shohin_chat_retry(chat, error) }
     }

@@ -175,7 +175,10 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
         Native.chatSendResults(it, texts.bytes, texts.lengths)
     }
 
-    /** Another reply to the last message, in the place of the last one: the same unless the options have changed, such as the seed. */
+    /**
+     * Another reply to the last message, in the place of the last one: the same unless the options have changed, such as the seed.
+     * A message whose reply ended before any text was not kept, and is the error `argument`: send it again.
+     */
     public fun retry(): Flow<Piece> = pieces { Native.chatRetry(it) }
 
     /** Continues tokens as plain text; the conversation stays as it is. */
