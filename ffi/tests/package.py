@@ -184,6 +184,29 @@ class Package(unittest.TestCase):
         self.assertTrue(interrupted.is_set())
         self.assertTrue(chat.send(MESSAGE).text())
 
+    def test_a_signal_handler_stops_a_reply(self):
+        # So random that it does not end by itself soon.
+        chat = self.model.chat(temperature=50, top_k=0, top_p=1)
+        reply = chat.send(MESSAGE)
+        stopped = []
+
+        def stop(*_):
+            reply.stop()
+            stopped.append(True)
+
+        def copy(*arguments):
+            if not stopped:
+                signal.raise_signal(signal.SIGINT)
+            return string_at(*arguments)
+
+        string_at, before = ctypes.string_at, signal.signal(signal.SIGINT, stop)
+        try:
+            with unittest.mock.patch("ctypes.string_at", copy):
+                reply.text()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        self.assertEqual((stopped, reply.reason), ([True], "cancelled"))
+
     def test_a_later_message_ends_a_reply(self):
         chat = self.model.chat("You are a farmer.", **GREEDY)
         first = chat.send(MESSAGE)

@@ -315,13 +315,20 @@ class _Alone:
 
     def __init__(self):
         self._lock = threading.Lock()
+        self._thread = None
 
     def __enter__(self):
         if not self._lock.acquire(blocking=False):
-            raise Error("busy", "the chat is in use by another thread")
+            raise Error("busy", "the chat is in use")
+        self._thread = threading.get_ident()
 
     def __exit__(self, *_):
+        self._thread = None
         self._lock.release()
+
+    def is_mine(self):
+        """Whether this thread uses the chat: it does only where a signal handler asks."""
+        return self._thread == threading.get_ident()
 
 
 class Chat:
@@ -481,7 +488,11 @@ class Reply:
             raise
 
     def stop(self):
-        """Ends the reply; text that was held back still follows."""
+        """Ends the reply; text that was held back still follows. A signal handler may call it while its thread waits for a piece."""
+        if self._chat._alone.is_mine():
+            if self._chat._turn == self._turn:
+                self._chat.interrupt()
+            return
         with self._chat._alone:
             if self._chat._turn == self._turn:
                 _call("chat_stop", self._chat._handle)
