@@ -184,6 +184,41 @@ class Package(unittest.TestCase):
         self.assertTrue(interrupted.is_set())
         self.assertTrue(chat.send(MESSAGE).text())
 
+    @unittest.skipUnless(hasattr(signal, "pthread_kill"), "signals of the system")
+    def test_an_exception_of_a_signal_handler_waits_for_the_prompt(self):
+        chat = self.model.chat(**GREEDY)
+        call, interrupted, computed, interrupts = shohin._call, threading.Event(), threading.Event(), []
+
+        def handler(*_):
+            raise ZeroDivisionError if not interrupts else KeyboardInterrupt
+
+        def slow(function, *arguments, **options):
+            if function == "chat_next":
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                self.assertTrue(interrupted.wait(30))
+                code = call(function, *arguments, **options)
+                computed.set()
+                return code
+            if function == "chat_interrupt":
+                interrupts.append(True)
+                if len(interrupts) == 1:
+                    signal.raise_signal(signal.SIGINT)
+                code = call(function, *arguments, **options)
+                interrupted.set()
+                return code
+            return call(function, *arguments, **options)
+
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            with unittest.mock.patch("shohin._call", slow), self.assertRaises(ZeroDivisionError):
+                next(chat.send(MESSAGE))
+            self.assertTrue(computed.is_set())
+        finally:
+            signal.signal(signal.SIGINT, before)
+            interrupted.set()
+        self.assertEqual(len(interrupts), 2)
+        self.assertTrue(chat.send(MESSAGE).text())
+
     def test_a_signal_handler_stops_a_reply(self):
         # So random that it does not end by itself soon.
         chat = self.model.chat(temperature=50, top_k=0, top_p=1)

@@ -224,6 +224,8 @@ def _buffer(function, kind, expected, *arguments):
 
 
 def _fulfil(future, call):
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         future.set_result(call())
     except BaseException as error:
@@ -478,13 +480,18 @@ class Reply:
             return compute()
         self._begun = True
         computing = concurrent.futures.Future()
-        # Thread.start would wait for the thread, and might be what Ctrl-C ends.
-        _thread.start_new_thread(_fulfil, (computing, compute))
         try:
+            # Thread.start would wait for the thread, and might be what Ctrl-C ends.
+            _thread.start_new_thread(_fulfil, (computing, compute))
             return computing.result()
-        except KeyboardInterrupt:
-            self._chat.interrupt()
-            concurrent.futures.wait([computing])
+        except BaseException:
+            # Nothing else may use the chat and the piece before the other thread has ended.
+            while not (computing.cancel() or computing.done()):
+                try:
+                    self._chat.interrupt()
+                    concurrent.futures.wait([computing])
+                except BaseException:
+                    pass
             raise
 
     def stop(self):
