@@ -1,12 +1,12 @@
 """Tests of the installed Python package, with SHOHIN_MODEL set to a model and SHOHIN_REPLY to its greedy reply."""
 
+import concurrent.futures
 import ctypes
 import gc
 import os
 import signal
 import tempfile
 import threading
-import time
 import unittest
 import unittest.mock
 from pathlib import Path
@@ -143,7 +143,7 @@ class Package(unittest.TestCase):
     def test_two_threads_read_one_reply(self):
         chat = self.model.chat(**GREEDY)
         reply = chat.send(MESSAGE)
-        codes = []
+        codes, copies = [], []
 
         def other(call):
             try:
@@ -153,6 +153,7 @@ class Package(unittest.TestCase):
 
         def copy(*arguments):
             # Another thread comes in while the texts of a piece are copied.
+            copies.append(True)
             for call in [lambda: next(reply), lambda: chat.send(MESSAGE), lambda: chat.usage, reply.stop]:
                 thread = threading.Thread(target=other, args=[call])
                 thread.start()
@@ -162,26 +163,37 @@ class Package(unittest.TestCase):
         string_at = ctypes.string_at
         with unittest.mock.patch("ctypes.string_at", copy):
             first = next(reply)
-        self.assertEqual(set(codes), {"busy"})
+        self.assertTrue(copies)
+        self.assertEqual(codes, ["busy"] * (4 * len(copies)))
         self.assertEqual(first + reply.text(), os.environ["SHOHIN_REPLY"])
 
     @unittest.skipUnless(hasattr(signal, "pthread_kill"), "signals of the system")
     def test_the_keyboard_interrupts_a_prompt(self):
         chat = self.model.chat(**GREEDY)
-        call, interrupted = shohin._call, threading.Event()
+        call, waiting, interrupted, found = shohin._call, threading.Event(), threading.Event(), []
+
+        class Waiting(concurrent.futures.Future):
+            def result(self, timeout=None):
+                waiting.set()
+                return super().result(timeout)
 
         def slow(function, *arguments, **options):
             if function == "chat_next":
-                time.sleep(0.05)
+                found.append(waiting.wait(30))
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-                self.assertTrue(interrupted.wait(30))
+                found.append(interrupted.wait(30))
+            code = call(function, *arguments, **options)
+            if function == "chat_next":
+                found.append((code, arguments[1]._obj.reason))
             elif function == "chat_interrupt":
                 interrupted.set()
-            return call(function, *arguments, **options)
+            return code
 
-        with unittest.mock.patch("shohin._call", slow), self.assertRaises(KeyboardInterrupt):
-            next(chat.send(MESSAGE))
-        self.assertTrue(interrupted.is_set())
+        with unittest.mock.patch("concurrent.futures.Future", Waiting), unittest.mock.patch("shohin._call", slow):
+            with self.assertRaises(KeyboardInterrupt):
+                next(chat.send(MESSAGE))
+        # The prompt was not computed: the first piece is the last, of a reply that was cancelled.
+        self.assertEqual(found, [True, True, (0, 4)])
         self.assertTrue(chat.send(MESSAGE).text())
 
     @unittest.skipUnless(hasattr(signal, "pthread_kill"), "signals of the system")
