@@ -231,6 +231,11 @@ class Package(unittest.TestCase):
         self.assertEqual(len(interrupts), 2)
         self.assertTrue(chat.send(MESSAGE).text())
 
+    def test_a_reply_without_another_thread(self):
+        # Python 3.12 starts none when it exits.
+        with unittest.mock.patch("_thread.start_new_thread", side_effect=RuntimeError("can't create new thread")):
+            self.assertEqual(self.model.chat(**GREEDY).send(MESSAGE).text(), os.environ["SHOHIN_REPLY"])
+
     def test_a_signal_handler_stops_a_reply(self):
         # So random that it does not end by itself soon.
         chat = self.model.chat(temperature=50, top_k=0, top_p=1)

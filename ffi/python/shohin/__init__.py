@@ -482,7 +482,13 @@ class Reply:
         computing = concurrent.futures.Future()
         try:
             # Thread.start would wait for the thread, and might be what Ctrl-C ends.
-            _thread.start_new_thread(_fulfil, (computing, compute))
+            try:
+                _thread.start_new_thread(_fulfil, (computing, compute))
+            except RuntimeError:
+                # Python starts no threads when it exits. An exception of a signal handler may come once the thread runs.
+                if not computing.cancel():
+                    raise
+                return compute()
             return computing.result()
         except BaseException:
             # Nothing else may use the chat and the piece before the other thread has ended.
