@@ -7,8 +7,10 @@ import os
 import signal
 import tempfile
 import threading
+import time
 import unittest
 import unittest.mock
+import weakref
 from pathlib import Path
 
 import shohin
@@ -276,6 +278,33 @@ class Package(unittest.TestCase):
         [thread.join() for thread in threads]
         self.assertEqual(set(found), {os.environ["SHOHIN_REPLY"]})
         self.assertEqual(len(found), 4)
+
+    def test_an_error_frees_the_chat(self):
+        call = shohin._call
+
+        def fail(function, *arguments, **options):
+            if function == "chat_next":
+                raise Error("device", "a test")
+            return call(function, *arguments, **options)
+
+        chat = self.model.chat()
+        freed = weakref.ref(chat)
+        gc.disable()
+        try:
+            with unittest.mock.patch("shohin._call", fail):
+                # Not assertRaises, which clears the frames of the error.
+                try:
+                    next(chat.send(MESSAGE))
+                except Error as error:
+                    self.assertEqual(error.code, "device")
+            del chat
+            # The other thread has the chat until it has ended.
+            deadline = time.monotonic() + 30
+            while freed() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self.assertIsNone(freed())
+        finally:
+            gc.enable()
 
     def test_handles_are_freed(self):
         model = Model.built_in()

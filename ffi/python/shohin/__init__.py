@@ -230,6 +230,8 @@ def _fulfil(future, call):
         future.set_result(call())
     except BaseException as error:
         future.set_exception(error)
+    # The error has this frame, and the future the error.
+    future = call = None
 
 
 def _tokens(tokens):
@@ -499,6 +501,9 @@ class Reply:
                 except BaseException:
                     pass
             raise
+        finally:
+            # An error has this frame, and the future the error.
+            del computing
 
     def stop(self):
         """Ends the reply; text that was held back still follows. A signal handler may call it while its thread waits for a piece."""
