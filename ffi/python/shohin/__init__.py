@@ -490,8 +490,7 @@ class Reply:
                 # Python starts no threads when it exits. An exception of a signal handler may come once the thread runs.
                 if not computing.cancel():
                     raise
-                return compute()
-            return computing.result()
+            return compute() if computing.cancelled() else computing.result()
         except BaseException:
             # Nothing else may use the chat and the piece before the other thread has ended.
             while not (computing.cancel() or computing.done()):
