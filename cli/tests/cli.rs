@@ -343,7 +343,9 @@ fn a_session_goes_on_in_the_next_command() {
         changed[at] ^= 1;
         let path = temporary("damaged.session", &changed);
         let damaged = fails(&with(&["run", "Hello!"], &with(&["--session", &path], &EXACT)));
-        assert!(damaged.contains("the snapshot is damaged"), "{damaged}");
+        // The model is compared before the file is read as a whole.
+        let problem = if at < 40 { "of another model" } else { "damaged" };
+        assert!(damaged.contains(&format!("the snapshot is {problem}")), "{damaged}");
         assert_eq!(fs::read(&path).unwrap(), changed);
     }
     assert_eq!(fs::read(&path).unwrap(), bytes);

@@ -157,7 +157,7 @@ impl Chat {
         (&file).take(snapshot::HEAD_LEN as u64).read_to_end(&mut bytes).map_err(failed)?;
         let (model, _, sequence) = self.parts();
         let per_token = model.capabilities().kv_bytes_per_token;
-        let Extent { held, most } = snapshot::extent(&bytes, per_token).map_err(named)?;
+        let Extent { held, most } = snapshot::extent(&bytes, &model.origin(), per_token).map_err(named)?;
         let capacity = sequence.capacity();
         if held > capacity {
             let (adding, capacity) = (held as u64, capacity as u64);

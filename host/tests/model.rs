@@ -120,6 +120,20 @@ fn a_conversation_goes_on_from_its_snapshot() {
     let mut f32 = Model::builder().kv(KvFormat::F32).load_built_in().unwrap().chat().unwrap();
     let refused = f32.restore(&snapshot).unwrap_err().to_string();
     assert_eq!(refused, "the snapshot is of another format of the KV cache");
+
+    // Files of another model: with more tokens than fit here, and longer than any of this model.
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = dir.path().join("session");
+    let mut foreign = snapshot.clone();
+    foreign[8..40].fill(0x5a);
+    let mut many = foreign.clone();
+    many[56..60].copy_from_slice(&100_000_u32.to_le_bytes());
+    foreign.resize(snapshot.len() * 100, 0);
+    for bytes in [many, foreign] {
+        fs::write(&path, bytes).unwrap();
+        let refused = other.open(&path).unwrap_err().to_string();
+        assert!(refused.ends_with("the snapshot is of another model"), "{refused}");
+    }
 }
 
 #[test]

@@ -17,6 +17,8 @@ use alloc::vec::Vec;
 const MAGIC: [u8; 6] = *b"shohin";
 const VERSION: [u8; 2] = [0, 3];
 const ORIGIN: usize = 48;
+/// Where an origin has its layout.
+const LAYOUT: usize = 32;
 const HEAD: usize = 8 + ORIGIN + 16;
 const SUM: usize = 32;
 
@@ -102,7 +104,7 @@ impl Origin {
     /// The same on a device with another layout.
     #[must_use]
     pub fn on(mut self, layout: Layout) -> Origin {
-        self.0[32] = u8::from(layout == Layout::Gpu);
+        self.0[LAYOUT] = u8::from(layout == Layout::Gpu);
         self
     }
 
@@ -170,18 +172,25 @@ pub const HEAD_LEN: usize = HEAD;
 pub struct Extent {
     /// Tokens whose keys and values it has.
     pub held: usize,
-    /// More bytes than it has, in any format of the cache.
+    /// An upper bound on its length in bytes, whatever the cache format.
     pub most: u64,
 }
 
-/// How much a snapshot can hold that begins with `head`, for a model with `per_token` bytes of keys and values per token at
-/// 16 bits: before the whole is read.
+/// How much a snapshot of `origin` can hold that begins with `head`, for a model with `per_token` bytes of keys and values
+/// per token at 16 bits: before the whole is read. The kind of device may differ.
 ///
 /// # Errors
 /// [`Error::SnapshotDamaged`] for fewer than [`HEAD_LEN`] bytes, [`Error::SnapshotForeign`].
-pub fn extent(head: &[u8], per_token: u64) -> Result<Extent> {
+pub fn extent(head: &[u8], origin: &Origin, per_token: u64) -> Result<Extent> {
     check_kind(head)?;
     let head = head.first_chunk::<HEAD>().ok_or(Error::SnapshotDamaged)?;
+    // A session of another model has other sizes.
+    let from = head[8..].first_chunk::<ORIGIN>().ok_or(Error::SnapshotDamaged)?;
+    let mut origin = *origin;
+    origin.0[LAYOUT] = from[LAYOUT];
+    if let Some(what) = origin.difference(from) {
+        return Err(error!(SnapshotForeign { what }));
+    }
     let word =
         |at: usize| head.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u32::from_le_bytes(*word));
     let [len, dropped, text] = [0, 8, 12].map(|at| word(8 + ORIGIN + at));
