@@ -716,8 +716,28 @@ fn all_ends_of_a_reply_are_kept() {
     assert_eq!(read(ends(&[266, 264]).path()).unwrap(), [Some(266), None, None]);
     assert_eq!(read(ends(&[266, 267, 264]).path()).unwrap(), [Some(266), Some(267), None]);
     assert_eq!(read(ends(&[266, 267, 265]).path()).unwrap(), [Some(266), Some(267), Some(265)]);
-    let refused = read(ends(&[266, 267, 265, 3]).path()).unwrap_err().to_string();
-    assert!(refused.contains("eos_token_id is 4 tokens, expected at most three"), "{refused}");
+    assert_eq!(read(ends(&[266, 267, 265, 267, 266]).path()).unwrap(), [Some(266), Some(267), Some(265)]);
+    let refused = read(ends(&[266, 267, 265, 3, 3]).path()).unwrap_err().to_string();
+    assert!(refused.contains("eos_token_id is 3 such tokens, expected at most two beside eos"), "{refused}");
+    // Llama 3 ends replies with three tokens whose names say so: a fourth fits.
+    let llama = |ids: &[u32]| {
+        let folder = ends(ids);
+        let path = folder.path().join("tokenizer.json");
+        let mut text = fs::read_to_string(&path).unwrap();
+        let mut root: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for (id, name) in [(264, "<|eot_id|>"), (265, "<|eom_id|>"), (266, "<|end_of_text|>")] {
+            let tokens = root["added_tokens"].as_array_mut().unwrap();
+            let token = tokens.iter_mut().find(|token| token["id"] == id).unwrap();
+            let old = std::mem::replace(&mut token["content"], name.into());
+            text = root.to_string().replace(&old.to_string(), &format!("{name:?}"));
+            root = serde_json::from_str(&text).unwrap();
+        }
+        fs::write(&path, text).unwrap();
+        folder
+    };
+    assert_eq!(read(llama(&[266, 265, 264]).path()).unwrap(), [Some(266), Some(264), Some(265)]);
+    assert_eq!(read(llama(&[266, 265, 264, 267]).path()).unwrap(), [Some(266), Some(264), Some(267)]);
+    assert_eq!(read(llama(&[266, 265, 264, 267, 3]).path()).unwrap(), [Some(266), Some(267), Some(3)]);
 
     // To GGUF, to a folder and back.
     let dir = TempDir::new().unwrap();

@@ -282,24 +282,20 @@ fn special(
     let mut ends: Vec<usize> = files.into_iter().flatten().flat_map(|file| ids(file, "eos")).collect();
 
     let [before, after] = around;
-    let missing = |text: &str| {
+    let missing = |text: &str, expected| {
         let (key, found) = (String::from("post_processor.single"), format!("{text:?}"));
-        folder.at(Err(ConvertError::Value {
-            key,
-            found,
-            expected: "a token, at the begin the one of bos_token",
-        }))
+        folder.at(Err(ConvertError::Value { key, found, expected }))
     };
     if let Some(text) = before {
         match (named(text), found[BOS]) {
             (Some(id), None) => found[BOS] = Some(id),
             (Some(id), Some(bos)) if id == bos => {}
-            _ => return missing(text),
+            _ => return missing(text, "the token of bos_token before a text"),
         }
     }
     if let Some(text) = after {
         // As llama.cpp's converter does: readers add the token eos, and the other end stays one.
-        let Some(id) = named(text) else { return missing(text) };
+        let Some(id) = named(text) else { return missing(text, "a token after a text") };
         ends.extend(found[EOS].replace(id));
     }
     for ((_, key), id) in SPECIAL.iter().zip(&found) {
@@ -312,27 +308,33 @@ fn special(
     folder.at(further_ends(&ends, texts, w))
 }
 
-/// Sets the keys of ends of a reply beside `eos`, which are two.
+/// Sets the keys of ends of a reply beside `eos`, which are two. They are for those whose names say nothing: readers know
+/// the others without a key.
 fn further_ends(ends: &[usize], texts: &[Option<&str>], w: &mut GgufWriter) -> Result<(), ConvertError> {
     let text = |id: usize| texts[id].unwrap_or_default();
-    let mut turn = ends.iter().copied().find(|id| END_OF_TURN.contains(&text(*id)));
-    let mut message = ends.iter().copied().find(|id| text(*id) == END_OF_MESSAGE);
-    // Readers know the others of these names.
+    let mut unnamed: Vec<usize> = Vec::new();
     for id in ends.iter().copied().filter(|id| !END_NAMES.contains(&text(*id))) {
-        match (turn, message) {
-            _ if turn == Some(id) || message == Some(id) => {}
-            (None, _) => turn = Some(id),
-            (_, None) => message = Some(id),
-            _ => {
-                return Err(ConvertError::Value {
-                    key: "eos_token_id".into(),
-                    found: format!("{} tokens", ends.len() + 1),
-                    expected: "at most three whose names do not say that they end a reply",
-                });
-            }
+        if !unnamed.contains(&id) {
+            unnamed.push(id);
         }
     }
-    for (key, id) in [(EOT, turn), (EOM, message)] {
+    if unnamed.len() > 2 {
+        return Err(ConvertError::Value {
+            key: "eos_token_id".into(),
+            found: format!("{} such tokens", unnamed.len()),
+            expected: "at most two beside eos whose names do not say that they end a reply",
+        });
+    }
+    // Named ones are for the places that are left.
+    let turn = ends.iter().copied().find(|id| END_OF_TURN.contains(&text(*id)));
+    let message = ends.iter().copied().find(|id| text(*id) == END_OF_MESSAGE);
+    let slots = match (&unnamed[..], turn) {
+        ([], _) => [turn, message],
+        ([one], Some(_)) => [turn, Some(*one)],
+        ([one], None) => [Some(*one), message],
+        ([first, second, ..], _) => [Some(*first), Some(*second)],
+    };
+    for (key, id) in [EOT, EOM].into_iter().zip(slots) {
         if let Some(id) = id {
             w.set(key, id as u32)?;
         }
