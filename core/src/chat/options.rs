@@ -277,7 +277,7 @@ impl TurnOptions {
         };
         // The end may be a character that was cut off.
         let whole = |text: &'_ str| text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
-        let (mut reasoning, mut content) = reply.parts();
+        let (mut reasoning, mut content) = model.template.style.parts(reply);
         let mut thinks = !reasoning.is_empty();
         if !reply.tool_calls.is_empty() {
             // Nothing was cut off.

@@ -66,7 +66,7 @@ impl<'m> Message<'m> {
     }
 
     /// Reasoning, empty if there is none, and content of a reply.
-    pub(super) fn parts(&self) -> (&'m str, &'m str) {
+    fn parts(&self) -> (&'m str, &'m str) {
         let after = |text: &'m str, at: usize, word: &str| text.get(at + word.len()..).unwrap_or("");
         if self.reasoning.is_none()
             && let (Some(first), Some(last)) =
@@ -110,6 +110,14 @@ impl Style {
         match self {
             Style::Qwen3Thinking => true,
             Style::Qwen3 | Style::Qwen3Instruct | Style::Plain => false,
+        }
+    }
+
+    /// Reasoning and content of a reply. Without thoughts, what looks like them is content.
+    pub(super) fn parts<'m>(self, reply: &Message<'m>) -> (&'m str, &'m str) {
+        match self {
+            Style::Qwen3 | Style::Qwen3Thinking => reply.parts(),
+            Style::Qwen3Instruct | Style::Plain => ("", reply.content),
         }
     }
 
@@ -344,8 +352,8 @@ impl ChatEncoder {
 }
 
 /// Appends the ids of a reply that the model is to continue, as it writes one after the generation prompt (which may
-/// have opened its thoughts), and returns their text. Without content and calls, thoughts stay open. A call that is cut off is left out if there are
-/// tools.
+/// have opened its thoughts), and returns their text. Without content and calls, thoughts stay open. A call that is cut
+/// off is left out if there are tools.
 ///
 /// # Errors
 /// As [`encode`].
@@ -360,7 +368,7 @@ pub(super) fn encode_unfinished(
     match options.template.style {
         Style::Plain => script.text(reply.content),
         style @ (Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct) => {
-            let (reasoning, mut content) = reply.parts();
+            let (reasoning, mut content) = style.parts(reply);
             if !options.tools.is_empty() {
                 content = content.split_once("<tool_call>").map_or(content, |(before, _)| before);
             }
@@ -524,10 +532,7 @@ impl Script {
                 }
                 Role::Assistant => {
                     let current = i > last_query && options.template.style.can_think();
-                    let (reasoning, content) = match options.template.style {
-                        Style::Qwen3 | Style::Qwen3Thinking => m.parts(),
-                        Style::Qwen3Instruct | Style::Plain => ("", m.content),
-                    };
+                    let (reasoning, content) = options.template.style.parts(m);
                     let thinks = current && (next.is_none() || !reasoning.is_empty());
                     self.assistant(thinks.then_some(reasoning), content, m.tool_calls);
                 }
