@@ -340,6 +340,11 @@ impl Generation {
         Ok(())
     }
 
+    /// Says that the last `tokens` of the prompt are the beginning of the reply, which goes on: penalties count them.
+    pub fn resume(&mut self, tokens: usize) {
+        self.sampler.resume(tokens);
+    }
+
     /// Forgets all tokens, to begin another conversation in the same memory with [`Generation::follow_up`]. The
     /// backend must be truncated to nothing.
     pub fn clear(&mut self) {

@@ -880,6 +880,61 @@ fn the_random_sequence_goes_on_or_begins_anew() {
 }
 
 #[test]
+fn penalties_count_the_beginning_of_a_reply_that_goes_on() {
+    with_model(|model| {
+        for (frequency_penalty, presence_penalty) in [(0.6, 0.0), (0.0, 1.5)] {
+            let sampler = SamplerConfig { frequency_penalty, presence_penalty, ..SamplerConfig::greedy() };
+            let mut a = Vec::new();
+            model.tokenizer.encode("a", Special::Text, &mut a);
+            // As many tokens as `parts` say, each part but the first going on.
+            let reply = |parts: &[usize]| {
+                let (mut conversation, mut backend) = (Conversation::new(), Script::new(model, 500));
+                let mut tokens = Vec::new();
+                for (i, &most) in parts.iter().enumerate() {
+                    let options = TurnOptions { sampler, max_tokens: Some(most), ..greedy() };
+                    let session = SessionState::of(&backend);
+                    match i {
+                        0 => conversation.send(model, session, user("?"), &options).unwrap(),
+                        _ => conversation.continue_reply(model, session, &options).unwrap(),
+                    };
+                    backend.script = a.repeat(20);
+                    let finish = run(&mut conversation, &mut backend, model.tokenizer, &mut |piece| {
+                        tokens.extend(piece.token);
+                        ControlFlow::Continue(())
+                    });
+                    assert_eq!(finish.unwrap().unwrap().reason, Reason::Length);
+                }
+                tokens
+            };
+            let whole = reply(&[4]);
+            assert!(whole[0] == a[0] && whole[3] != a[0], "{whole:?}");
+            for cut in 1..4 {
+                assert_eq!(reply(&[cut, 4 - cut]), whole, "{cut}");
+            }
+        }
+    });
+}
+
+/// Models without thoughts may write what looks like some.
+#[test]
+fn all_text_of_a_reply_goes_on_where_models_have_no_thoughts() {
+    with_model(|model| {
+        for template in [Template::QWEN3_INSTRUCT, Template::PLAIN] {
+            let model = &ChatModel { template, ..*model };
+            let said = "<think>b</think>c";
+            let messages = [user("?").remove(0), ChatMessage::new(Role::Assistant, said)];
+            let options = TurnOptions { continue_final_message: true, ..greedy() };
+            let mut text = Vec::new();
+            for token in options.encode(model, &messages).unwrap() {
+                model.tokenizer.append_text(token, &mut text);
+            }
+            let text = String::from_utf8(text).unwrap();
+            assert!(text.ends_with(&format!("assistant\n{said}")), "{text}");
+        }
+    });
+}
+
+#[test]
 fn drive_does_what_a_host_would() {
     with_model(|model| {
         let mut conversation = Conversation::new();

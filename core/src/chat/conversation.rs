@@ -508,6 +508,7 @@ impl Conversation {
             return Err(error!(Argument { name, problem }));
         }
         let mut generation = Generation::new(&left, held, capacity, sampler, generation)?;
+        generation.resume(begun.len());
         if let Some(constraint) = constraint {
             generation.constrain(constraint);
         }

@@ -121,6 +121,11 @@ impl Sampler {
         self.penalties.accept_prompt(token);
     }
 
+    /// Says that the last `tokens` of the history are the beginning of the reply, which goes on.
+    pub fn resume(&mut self, tokens: usize) {
+        self.penalties.resume(tokens);
+    }
+
     /// Clears the history; the random sequence continues. For use between two replies.
     pub fn forget(&mut self) {
         self.penalties.clear();

@@ -96,6 +96,11 @@ impl Penalties {
         self.replied = 0;
     }
 
+    /// The last `tokens` are of the reply.
+    pub(super) fn resume(&mut self, tokens: usize) {
+        self.replied = tokens;
+    }
+
     fn remember(&mut self, token: u32) {
         if !cfg!(feature = "sampling") || self.keep == 0 {
             return;
