@@ -53,6 +53,12 @@ impl Style {
     }
 }
 
+/// Where a tool of Chat Completions has its schema: it may be the function itself.
+pub(crate) fn chat_schema(tool: &str) -> &'static str {
+    let tool: Value = serde_json::from_str(tool).unwrap_or_default();
+    if tool.get("function").is_some() { "function.parameters" } else { "parameters" }
+}
+
 /// A client that is refused may ask again after this many seconds.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
@@ -125,18 +131,22 @@ impl Failure {
                 Some(key.to_string())
             }
             Failure::Model(shohin::Error::Engine(CoreError::Option { what, .. })) => Some((*what).into()),
+            Failure::Model(shohin::Error::Engine(CoreError::Regex { .. })) => {
+                Some("response_format.pattern".into())
+            }
             Failure::ToolSchema { place, .. } => Some(place.clone()),
             Failure::UnknownModel { .. } => Some("model".into()),
             _ => None,
         }
     }
 
-    /// The same failure, for a request with these tools, which has the schema of one in its field `holder`.
-    pub(crate) fn in_tools(self, tools: &[String], holder: &str) -> Failure {
+    /// The same failure, for a request with these tools; `holder` names the field of a tool that has its schema.
+    pub(crate) fn in_tools(self, tools: &[String], holder: fn(&str) -> &'static str) -> Failure {
         match self {
             Failure::Model(shohin::Error::Engine(CoreError::ToolSchema { index, key, expected })) => {
                 let tool = tools.get(index as usize).map_or("", String::as_str);
                 let function = shohin::core::chat::function_name(tool).unwrap_or_default();
+                let holder = holder(tool);
                 Failure::ToolSchema { place: format!("tools[{index}].{holder}{key}"), function, expected }
             }
             other => other,
@@ -219,17 +229,30 @@ mod tests {
 
     #[test]
     fn schemas_of_tools_are_refused_by_their_place_in_the_request() {
-        let strict = r#"{"name":"f","strict":true,"parameters":{"nullable":true}}"#;
-        let options = shohin::TurnOptions {
-            tools: vec![r#"{"name":"g"}"#.into(), strict.into()],
-            ..shohin::TurnOptions::default()
-        };
+        let bare = r#"{"name":"f","strict":true,"parameters":{"nullable":true}}"#;
+        let wrapped = format!(r#"{{"type":"function","function":{bare}}}"#);
+        for (tool, place) in
+            [(bare, "tools[1].parameters"), (wrapped.as_str(), "tools[1].function.parameters")]
+        {
+            let options = shohin::TurnOptions {
+                tools: vec![r#"{"name":"g"}"#.into(), tool.into()],
+                ..shohin::TurnOptions::default()
+            };
+            let failure = Failure::from(options.grammar().unwrap_err());
+            let failure = failure.in_tools(&options.tools, chat_schema);
+            assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
+            let error = &failure.json(Style::OpenAi)["error"];
+            assert_eq!(error["param"], format!("{place}/nullable"));
+            let says = "of the function \"f\" is not supported; expected a schema without it";
+            assert_eq!(error["message"], format!("{place}/nullable {says}"));
+        }
+    }
+
+    #[test]
+    fn an_expression_is_refused_by_its_field() {
+        let response_format = shohin::core::chat::ResponseFormat::Regex("a(b".into());
+        let options = shohin::TurnOptions { response_format, ..shohin::TurnOptions::default() };
         let failure = Failure::from(options.grammar().unwrap_err());
-        let failure = failure.in_tools(&options.tools, "function.parameters");
-        assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
-        let error = &failure.json(Style::OpenAi)["error"];
-        assert_eq!(error["param"], "tools[1].function.parameters/nullable");
-        let says = "tools[1].function.parameters/nullable of the function \"f\" is not supported; expected a schema without it";
-        assert_eq!(error["message"], says);
+        assert_eq!(failure.json(Style::OpenAi)["error"]["param"], "response_format.pattern");
     }
 }

@@ -1,7 +1,7 @@
 //! What is at which path.
 
 use crate::engine::{Job, UPDATES, Update};
-use crate::failure::{Failure, Style};
+use crate::failure::{Failure, Style, chat_schema};
 use crate::metrics::Metrics;
 use crate::page;
 use axum::Router;
@@ -220,8 +220,7 @@ async fn chat(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = ChatCompletionRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
     let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, request.seed).await;
-    let updates =
-        updates.map_err(|failure| failure.in_tools(&request.options.tools, "function.parameters"))?;
+    let updates = updates.map_err(|failure| failure.in_tools(&request.options.tools, chat_schema))?;
     let id = app.id();
     if request.stream {
         let writer = ChunkWriter::new(id, &request);
@@ -237,7 +236,7 @@ async fn respond(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = ResponsesRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
     let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, None).await;
-    let updates = updates.map_err(|failure| failure.in_tools(&request.options.tools, "parameters"))?;
+    let updates = updates.map_err(|failure| failure.in_tools(&request.options.tools, |_| "parameters"))?;
     let mut writer = ResponseWriter::new(app.id(), &request);
     if request.stream {
         return Ok(streamed(app, updates, Form::Response(writer)));
@@ -252,7 +251,8 @@ async fn message(State(app): Shared, body: Body) -> Response {
         let request = MessagesRequest::parse(&text(body)?)?;
         app.check_name(request.model.as_ref())?;
         let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, None).await;
-        let updates = updates.map_err(|failure| failure.in_tools(&request.options.tools, "input_schema"))?;
+        let updates =
+            updates.map_err(|failure| failure.in_tools(&request.options.tools, |_| "input_schema"))?;
         let mut writer = MessageWriter::new(app.id(), &request, updates.prompt);
         if request.stream {
             return Ok(streamed(app, updates, Form::Message(writer)));
