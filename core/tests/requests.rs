@@ -148,6 +148,12 @@ fn results_come_in_the_order_of_the_calls() {
         (&[("results", &["b:1"])], "messages[0] is a result of a tool, but"),
         (&[("user", &["x"]), ("results", &["1"])], "messages[1] is a result of a tool, but"),
         (&[("calls", &["-"]), ("results", &["1", "2"])], "messages[2] is a result of a tool, but"),
+        // One result of each call.
+        (&[("calls", &["a"]), ("results", &["a:1", "a:2"])], "messages[2].tool_call_id is \"a\", which"),
+        (
+            &[turn[0], turn[1], ("user", &["x"]), ("calls", &["c"]), ("results", &["a:1"])],
+            "messages[5].tool_call_id is \"a\", which",
+        ),
     ] {
         let error = read(turns).unwrap_err();
         assert!(error.to_string().starts_with(says), "{error}");

@@ -14,8 +14,8 @@ use alloc::vec::Vec;
 /// the calls.
 #[derive(Default)]
 pub(super) struct Results {
-    /// The number of the last call of each id, counted through the request.
-    ids: BTreeMap<String, usize>,
+    /// The number of the last call of each id, counted through the request, and whether a result named it.
+    ids: BTreeMap<String, (usize, bool)>,
     calls: usize,
     /// The first call of the turn, and whether one of its calls has no id.
     first: usize,
@@ -41,7 +41,7 @@ impl Results {
             }
             match id.filter(|id| !id.is_empty()) {
                 Some(id) => {
-                    self.ids.insert(id, self.calls);
+                    self.ids.insert(id, (self.calls, false));
                 }
                 None => self.unnamed = true,
             }
@@ -52,7 +52,7 @@ impl Results {
     /// Takes a result that will be the next of `messages`. `place` and `name` are those of its id.
     ///
     /// # Errors
-    /// If no call has the id, or there is no call that it can be the result of.
+    /// If no call has the id, a result before named it, or there is no call that it can be the result of.
     pub(super) fn result(
         &mut self,
         messages: &[ChatMessage],
@@ -61,13 +61,20 @@ impl Results {
         name: &str,
     ) -> Result<()> {
         let id = id.filter(|id| !id.is_empty());
-        let call = match id.as_ref().and_then(|id| self.ids.get(id)) {
-            Some(&call) => call,
-            None => {
+        let unsupported = |id: String, expected| {
+            let (key, found) = (Name::new(alloc::format!("{place}.{name}")), Name::new(id));
+            Err(error!(Unsupported { key, found, expected }))
+        };
+        let call = match (id.as_ref().and_then(|id| self.ids.get_mut(id)), id) {
+            (Some((_, true)), Some(id)) => return unsupported(id, "the id of a call without a result"),
+            (Some((call, answered)), _) => {
+                *answered = true;
+                *call
+            }
+            (None, id) => {
                 let next = self.first + self.found.len();
                 if let Some(id) = id.filter(|_| !self.unnamed && self.calls > 0) {
-                    let (key, found) = (Name::new(alloc::format!("{place}.{name}")), Name::new(id));
-                    return Err(error!(Unsupported { key, found, expected: "the id of a call before it" }));
+                    return unsupported(id, "the id of a call before it");
                 }
                 if next >= self.calls {
                     return Err(refused(place, "is a result of a tool, but no call before it lacks one"));
