@@ -294,17 +294,18 @@ fn kernel_of<'a>(
 }
 
 /// Rows per job: large enough to make the cost of claiming a job negligible, several jobs per worker so that
-/// a worker paused by the system does not hold up the others, and a multiple of the kernels' tiles; all for a worker
-/// alone, as each job builds its own tables. `all` rows are computed together with these.
+/// a worker paused by the system does not hold up the others, and a multiple of the kernels' tiles. `all` rows are
+/// computed together with these.
 fn chunk_rows(isa: Isa, pool: &dyn Pool, w: &PackedMatrix<'_>, all: usize, tokens: usize) -> usize {
     const JOBS_PER_WORKER: usize = 4;
     const MIN_PRODUCTS: usize = 1 << 18; // some microseconds
     const ROW_TILE: usize = 4 * PANEL_ROWS;
     let rows = w.rows();
-    let products = w.cols().saturating_mul(tokens).max(1);
     if pool.workers() <= 1 {
+        // Each job builds its own tables.
         return rows.max(1);
     }
+    let products = w.cols().saturating_mul(tokens).max(1);
     let share = all.div_ceil(pool.workers());
     // A job builds the tables it uses.
     let shared = share.min(lut::rows_per_table(isa, w, share, tokens));
