@@ -415,12 +415,14 @@ impl Conversation {
             let mut text = Vec::new();
             chosen.iter().for_each(|&token| model.tokenizer.append_text(token, &mut text));
             // Not if they end within a character, or with a stop string.
-            if let Ok(text) = String::from_utf8(text)
-                && all.last() == Some(&ChatMessage::from(&parsed(model, &text, call_blocks(options, &all))))
-            {
-                (tokens, last_message, last_token) =
-                    (self.tokens.clone(), self.last_message, self.last_token);
-                (unfinished.start, unfinished.text) = (self.reply_start, text);
+            if let Ok(text) = String::from_utf8(text) {
+                let mut whole = parser(model, call_blocks(options, &all));
+                whole.finish(&text);
+                if all.last() == Some(&ChatMessage::from(whole.reply())) {
+                    (tokens, last_message, last_token) =
+                        (self.tokens.clone(), self.last_message, self.last_token);
+                    (unfinished.start, unfinished.text) = (self.reply_start, text);
+                }
             }
         }
         let mut kept = all;
@@ -772,13 +774,6 @@ fn parser(model: &ChatModel<'_>, blocks: CallBlocks) -> ReplyParser {
         parser.open_thoughts();
     }
     parser
-}
-
-/// A whole reply.
-fn parsed(model: &ChatModel<'_>, text: &str, blocks: CallBlocks) -> Reply {
-    let mut parser = parser(model, blocks);
-    parser.finish(text);
-    parser.reply().clone()
 }
 
 /// In JSON, and if no call is possible, text that looks like a marker is text.
