@@ -12,8 +12,8 @@ use std::path::Path;
 /// Compute embeddings of texts, for search and comparison
 ///
 /// The embedding is the mean of the final hidden states over all tokens, or that of the last token, as the model's file
-/// says (the mean if it does not), scaled to length 1, so that the dot product of two embeddings is their cosine similarity. Prints one JSON array
-/// of numbers per argument, or per line of standard input.
+/// says (the mean if it does not), scaled to length 1, so that the dot product of two embeddings is their cosine
+/// similarity. Prints one JSON array of numbers per argument, or per line of standard input.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -13,13 +13,20 @@ use std::path::PathBuf;
 /// Write a GGUF file with its weights in another format
 ///
 /// Every matrix gets the format TYPE, with the same bytes as from `llama-quantize --pure` for the formats that llama.cpp
-/// has; norms stay in F32, also where a pattern matches them. A mix, such as q4_k_m, gives llama.cpp's formats and bytes without an importance matrix; int8_channel
-/// and int8_tensor give Q8_0 with one scale for a row or a matrix. Rows that are not whole blocks of 256 get a format with
-/// smaller blocks and more bits: q4_k becomes q5_0, q5_k q5_1, q6_k q8_0, iq4_xs iq4_nl, and q2_k, q3_k, tq1_0 and tq2_0
-/// q4_0, or all of them f16 if 32 does not divide the rows either; other types that do not fit are refused, with those that do. Printed are, for each matrix, its formats and the error: the root mean square of the differences, relative to
-/// that of the weights. FILE may also be a Hugging Face folder.
+/// has; norms stay in F32, also where a pattern matches them. A mix, such as q4_k_m, gives llama.cpp's formats and bytes
+/// without an importance matrix; int8_channel and int8_tensor give Q8_0 with one scale for a row or a matrix. Printed are,
+/// for each matrix, its formats and the error: the root mean square of the differences, relative to that of the weights.
+/// FILE may also be a Hugging Face folder.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+Rows that are not whole blocks of 256 get a format with smaller blocks and more bits:
+  q4_k                       q5_0
+  q5_k                       q5_1
+  q6_k                       q8_0
+  iq4_xs                     iq4_nl
+  q2_k, q3_k, tq1_0, tq2_0   q4_0
+All of these become f16 if 32 does not divide the rows either. Other types that do not fit are refused, with those that do.
+
 Examples:
   shohin quantize model-f16.gguf --type q4_k_m --out model-q4_k_m.gguf
   shohin quantize model-f16.gguf --type q4_k --tensor 'blk.*.attn_v=q6_k' --tensor token_embd=q8_0 \\
