@@ -469,7 +469,7 @@ fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling>
             })
         }
         None => match implied_linear(meta)? {
-            // This library has either.
+            // Factors of a file and a linear factor are not computed together here.
             Some(factor) if header.tensor("rope_freqs.weight").is_some() => {
                 let expected = "1 in a file with rope_freqs.weight";
                 Err(meta.architecture.bad("rope.scaling.factor", f64::from(factor), expected))
