@@ -175,11 +175,11 @@ export interface GenerateOptions {
   typicalP?: number;
   /** 1 is off. */
   repetitionPenalty?: number;
-  /** 0 is off. */
+  /** For tokens that the reply has had; those of the prompt do not count. 0 is off. */
   presencePenalty?: number;
-  /** 0 is off. */
+  /** For each time that the reply has had the token. 0 is off. */
   frequencyPenalty?: number;
-  /** Window of the penalties in tokens. */
+  /** Window of these penalties: the last tokens, of which the repetition penalty counts those of the prompt, too. */
   penaltyLastN?: number;
   /** Strength of the DRY penalty against repeated passages; 0 is off. */
   dryMultiplier?: number;
@@ -237,7 +237,10 @@ export interface Tool {
     description?: string;
     /** JSON Schema of the arguments. */
     parameters?: object;
-    /** Default true: the arguments satisfy `parameters`. False: they are any object. */
+    /**
+     * True: the arguments satisfy `parameters`, and a schema that is not supported is the error `unsupported`. False: they are any object.
+     * Left out: they satisfy `parameters` if it is supported, and the schemas are not too large together; otherwise they are any object.
+     */
     strict?: boolean | null;
   };
 }
@@ -250,9 +253,9 @@ export interface ChatOptions extends Omit<GenerateOptions, "overflow"> {
    */
   thinking?: boolean | { budget: number };
   /**
-   * Functions the model may call. Calls are in `finish.message.toolCalls`; their arguments always satisfy the JSON Schema `parameters`, or are any object for functions
-   * with `strict: false`. Throws `unsupported` for a schema that is not supported, and if the model has no template for tools. Cannot
-   * be combined with `responseFormat`.
+   * Functions the model may call. Calls are in `finish.message.toolCalls`; their arguments satisfy the JSON Schema `parameters`, or are any
+   * object, as `strict` says. Throws `unsupported` for a schema that is not supported with `strict: true`, and if the model has no
+   * template for tools. Cannot be combined with `responseFormat`.
    */
   tools?: readonly Tool[];
   /** Whether the model decides about calls, must make one, or must call the function of this name. Default `auto`. */
@@ -281,7 +284,10 @@ export type SessionTool =
       description?: string;
       /** JSON Schema of the arguments. */
       parameters?: object;
-      /** Default true: the arguments satisfy `parameters`. False: they are any object. */
+      /**
+       * True: the arguments satisfy `parameters`, and a schema that is not supported is the error `unsupported`. False: they are any object.
+       * Left out: they satisfy `parameters` if it is supported, and the schemas are not too large together; otherwise they are any object.
+       */
       strict?: boolean | null;
       /** May be asynchronous. A result other than a string is given to the model as JSON. */
       run: ToolFunction;
