@@ -80,6 +80,10 @@ function show(next: Conversation): void {
   running = undefined;
   talk = next;
   remember();
+  drafts.forget(
+    talk.id,
+    talk.turns.map(({ id }) => id),
+  );
   page.conversation.replaceChildren(...talk.turns.flatMap((turn, i) => showTurn(turn, i)));
   showGauge();
   showState();

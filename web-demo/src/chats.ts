@@ -1,5 +1,6 @@
 // The list of kept conversations: beside the page where there is room, in a drawer where there is not.
 import { changedElsewhere, currentId, isEmpty, newChat, onList, openChat, readTitle } from "./chat.js";
+import * as drafts from "./drafts.js";
 import { download, fileName, foreign, ImportError, MOST, parse, toJson, toMarkdown } from "./export.js";
 import * as format from "./format.js";
 import { add, conversation, conversations, discard, forget, keepsConversations, onChange, rename, restore, search, wholeConversations, writeAgain, type Conversation, type Listed } from "./history.js";
@@ -74,8 +75,15 @@ function expire(): void {
 /** Makes the deletion final that could be undone. */
 function forgetUndoable(): void {
   clearTimeout(undoable?.timer);
-  for (const { id } of undoable?.deleted ?? []) void forget(id);
+  forgetDeleted();
   undoable = undefined;
+}
+
+function forgetDeleted(): void {
+  for (const { id } of undoable?.deleted ?? []) {
+    drafts.forget(id);
+    void forget(id);
+  }
 }
 
 function closeUndo(): void {
@@ -228,7 +236,7 @@ export function initChats(): void {
   onChange((id) => {
     void changedElsewhere(id);
     void showList();
-  });
+  }, drafts.forget);
   page.newChat.addEventListener("click", () => {
     page.drawer.close();
     newChat();
@@ -243,7 +251,7 @@ export function initChats(): void {
   WIDE.addEventListener("change", place);
   page.undoButton.addEventListener("click", () => void undo());
   // Perhaps nobody is left to undo it. A page that comes back restores the messages only.
-  addEventListener("pagehide", () => undoable?.deleted.forEach(({ id }) => void forget(id)));
+  addEventListener("pagehide", forgetDeleted);
   // Asked twice: it is much at once.
   let sure: ReturnType<typeof setTimeout> | undefined;
   const calm = () => {

@@ -35,5 +35,17 @@ export function edit(conversation: string, turn: string): string | undefined {
 export function keepEdit(conversation: string, turn: string, text?: string): void {
   if (text !== undefined) edits.set(key(conversation, turn), text);
   else if (!edits.delete(key(conversation, turn))) return;
+  writeEdits();
+}
+
+/** Forgets the edits of a conversation, but for those of the messages `kept`. */
+export function forget(conversation: string, kept: readonly string[] = []): void {
+  const keep = new Set(kept.map((turn) => key(conversation, turn)));
+  const gone = [...edits.keys()].filter((one) => one.startsWith(key(conversation, "")) && !keep.has(one));
+  for (const one of gone) edits.delete(one);
+  if (gone.length > 0) writeEdits();
+}
+
+function writeEdits(): void {
   preferences.write(EDITS, edits.size > 0 ? JSON.stringify(Object.fromEntries(edits)) : undefined, "tab");
 }

@@ -339,12 +339,13 @@ async function erase(id: string): Promise<void> {
   }).catch(() => {});
 }
 
-/** Calls back with the id of a conversation that another tab has changed. */
-export function onChange(listener: (id: string) => void): void {
+/** Calls back with the id of a conversation that another tab has changed, or whose deletion it has made final. */
+export function onChange(listener: (id: string) => void, forgotten: (id: string) => void): void {
   channel?.addEventListener("message", async ({ data }: MessageEvent<Change>) => {
     const { id, kind } = data;
     if (kind === "forgotten") {
       undoable.delete(id);
+      forgotten(id);
       return;
     }
     texts.delete(id);

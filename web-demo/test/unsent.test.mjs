@@ -161,6 +161,37 @@ describe("without a reply", () => {
     await soon(async () => assert.equal(await page.inputValue("#prompt"), "First\n\nSecond"));
   });
 
+  test("an edit is forgotten with its message and with its conversation", async () => {
+    const edits = () => page.evaluate(() => sessionStorage["shohin.edits"]);
+    await page.locator("#conversation .user .edit").first().click();
+    await page.fill(".editing textarea", "A secret");
+    assert.match(await edits(), /A secret/);
+    // Until the deletion is final.
+    await page.click("#chat-list .icon");
+    await page.click("#undo-button");
+    await soon(async () => assert.equal((await shown())[0], "A secret"));
+    await page.evaluate(() => (sessionStorage["shohin.edits"] = sessionStorage["shohin.edits"].replace("{", '{"another/1":"Kept",').replace(/"([^"]*)[/][^"]*":"A secret"/, '$&,"$1/gone":"Of no message"')));
+    await page.reload();
+    await soon(async () => assert.equal((await shown())[0], "A secret"));
+    assert.doesNotMatch(await edits(), /Of no message/);
+    await page.click("#chat-list .icon");
+    await page.locator("#undo").waitFor();
+    assert.match(await edits(), /A secret/);
+    await page.reload();
+    await ready();
+    assert.equal(await edits(), '{"another/1":"Kept"}');
+    // By another tab.
+    await ask("Hello!");
+    await page.locator("#conversation .user .edit").click();
+    await page.fill(".editing textarea", "A secret");
+    const other = await context.newPage();
+    await other.goto(server.url);
+    await other.click("#chat-list .icon");
+    await other.locator("#undo").waitFor();
+    await other.close({ runBeforeUnload: true });
+    await soon(async () => assert.equal(await edits(), '{"another/1":"Kept"}'));
+  });
+
   test("a message that is being written is there after a reload and on the way back", async () => {
     await page.fill("#prompt", "Not sent\nyet");
     await page.reload();
