@@ -10,7 +10,7 @@ export function draft(): string {
 }
 
 export function keepDraft(text: string): void {
-  preferences.write(DRAFT, text || undefined, "tab");
+  preferences.writeText(DRAFT, text || undefined);
 }
 
 const edits = new Map(readEdits());
@@ -47,5 +47,5 @@ export function forget(conversation: string, kept: readonly string[] = []): void
 }
 
 function writeEdits(): void {
-  preferences.write(EDITS, edits.size > 0 ? JSON.stringify(Object.fromEntries(edits)) : undefined, "tab");
+  preferences.writeText(EDITS, edits.size > 0 ? JSON.stringify(Object.fromEntries(edits)) : undefined);
 }

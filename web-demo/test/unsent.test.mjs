@@ -161,6 +161,23 @@ describe("without a reply", () => {
     await soon(async () => assert.equal(await page.inputValue("#prompt"), "First\n\nSecond"));
   });
 
+  test("a text that there is no room for is not kept in part, and no alarm is raised", async () => {
+    const long = "Not sent ".repeat(10_000);
+    await page.evaluate(() => (sessionStorage["ballast"] = "x".repeat(5_200_000)));
+    const kept = (key) => page.evaluate((key) => sessionStorage[key]?.length, key);
+    await page.fill("#prompt", "Not sent");
+    assert.equal(await kept("shohin.draft"), 8);
+    await page.fill("#prompt", long);
+    assert.equal(await kept("shohin.draft"), undefined);
+    await page.fill("#prompt", "Short again");
+    assert.equal(await kept("shohin.draft"), 11);
+    await page.locator("#conversation .user .edit").first().click();
+    await page.fill(".editing textarea", "Good evening!");
+    await page.fill(".editing textarea", long);
+    assert.equal(await kept("shohin.edits"), undefined);
+    assert.equal(await page.isVisible("#alert"), false);
+  });
+
   test("an edit is forgotten with its message and with its conversation", async () => {
     const edits = () => page.evaluate(() => sessionStorage["shohin.edits"]);
     await page.locator("#conversation .user .edit").first().click();
