@@ -171,7 +171,7 @@ export function initSuggestions(): void {
   page.suggestions.addEventListener("click", ({ target }) => {
     if (!(target instanceof HTMLButtonElement)) return;
     page.prompt.focus();
-    void say(target.textContent);
+    void ask(target.textContent);
   });
 }
 
@@ -292,15 +292,24 @@ function assistantTurn(): { element: HTMLElement; body: HTMLElement; calls: HTML
   return { element, body, calls, legend, tools };
 }
 
-/** Sends a message, in the place of others if they are given, and shows the reply as it comes. */
+/** Sends a message of the visitor, in the place of others if they are given, and shows the reply as it comes. */
 export async function say(text: string, replaced?: Replaced): Promise<void> {
-  if (isBusy()) return;
+  if (!isBusy()) await reply(add(text), replaced);
+}
+
+/** Sends a question that the page suggests. */
+export async function ask(question: string): Promise<void> {
+  if (!isBusy()) await reply(add(question), undefined, undefined, true);
+}
+
+/** Adds a message of the visitor to the conversation. */
+function add(text: string): Turn {
   // Clocks may be set back.
   const at = Math.max(Date.now(), (talk.turns.at(-1)?.at ?? 0) + 1);
   const turn: Turn = { id: newId(), at, role: "user", content: text };
   talk.turns.push(turn);
   page.conversation.append(userTurn(turn, talk.turns.length - 1));
-  await reply(turn, replaced);
+  return turn;
 }
 
 /** What the model is told: the conversation without what the page adds to it. */
@@ -312,9 +321,9 @@ function prompt(turns: readonly Turn[]): Message[] {
 
 /**
  * Answers the last message, or continues the reply `from`, which is among those replaced. They are deleted once the reply begins: if
- * nothing comes of it, they are back.
+ * nothing comes of it, they are back, or the message in the field: one that was `suggested` only if the visitor has nothing there.
  */
-async function reply(question: Turn, replaced?: Replaced, from?: Turn): Promise<void> {
+async function reply(question: Turn, replaced?: Replaced, from?: Turn, suggested = false): Promise<void> {
   const abort: Reply = new AbortController();
   running = abort;
   const mine = talk;
@@ -455,9 +464,7 @@ async function reply(question: Turn, replaced?: Replaced, from?: Turn): Promise<
       element.remove();
       shownQuestion?.remove();
       talk.turns.pop();
-      page.prompt.value = page.prompt.value.trim() === "" ? question.content : `${question.content}\n\n${page.prompt.value}`;
-      drafts.keepDraft(page.prompt.value);
-      page.prompt.dispatchEvent(new Event("input"));
+      giveBackMessage(question.content, suggested);
       await keepTalk([], [question]);
     }
     if (isEmpty() && !(await conversation(mine.id))?.turns.length) {
@@ -499,6 +506,15 @@ async function reply(question: Turn, replaced?: Replaced, from?: Turn): Promise<
     await reload();
     if (loadedEngine()) showAlert(reason);
   }
+}
+
+/** Puts a message back into the field, before what was typed there since. */
+function giveBackMessage(text: string, suggested: boolean): void {
+  const typed = page.prompt.value.trim() === "" ? undefined : page.prompt.value;
+  if (suggested && typed !== undefined) return;
+  page.prompt.value = typed === undefined ? text : `${text}\n\n${typed}`;
+  if (!suggested) drafts.keepDraft(page.prompt.value);
+  page.prompt.dispatchEvent(new Event("input"));
 }
 
 /** Puts messages back in whose place nothing came: an edited one with the field and its text. */

@@ -1,6 +1,6 @@
 // The panel "How it works": weights of the loaded model, its candidates for each token, its size, and where the time went.
 import type { ChatFinish } from "shohin";
-import { onFinish, say } from "./chat.js";
+import { ask, onFinish } from "./chat.js";
 import { onSteps, probability, watched, watchWhile } from "./confidence.js";
 import * as format from "./format.js";
 import { loadedEngine, loadedFile, onReady } from "./models.js";
@@ -197,7 +197,7 @@ export function initInside(): void {
   page.patchRead.addEventListener("click", () => void readWeights());
   page.askInside.addEventListener("click", () => {
     page.closeInside.focus();
-    void say(QUESTION);
+    void ask(QUESTION);
   });
   page.openInside.addEventListener("click", () => {
     if (page.inside.open) return page.inside.close();

@@ -161,6 +161,25 @@ describe("without a reply", () => {
     await soon(async () => assert.equal(await page.inputValue("#prompt"), "First\n\nSecond"));
   });
 
+  test("a question of the page does not get into what was typed", async () => {
+    await page.click("#new-chat");
+    hold = true;
+    await page.reload();
+    await page.fill("#prompt", "My own words");
+    const suggestion = page.locator("#suggestions button").first();
+    const words = await suggestion.innerText();
+    const draft = () => page.evaluate(() => sessionStorage["shohin.draft"]);
+    for (const [typed, after] of [["My own words", "My own words"], ["", words]]) {
+      await page.fill("#prompt", typed);
+      await suggestion.click();
+      await busy();
+      await page.keyboard.press("Escape");
+      await idle();
+      await soon(async () => assert.equal(await page.inputValue("#prompt"), after));
+      assert.equal(await draft(), typed || undefined);
+    }
+  });
+
   test("a text that there is no room for is not kept in part, and no alarm is raised", async () => {
     const long = "Not sent ".repeat(10_000);
     await page.evaluate(() => (sessionStorage["ballast"] = "x".repeat(5_200_000)));
