@@ -31,6 +31,8 @@ type Reply = AbortController & { started?: boolean };
 interface Replaced {
   turns: readonly Turn[];
   nodes: readonly Node[];
+  /** Messages that another tab has added after those, and that are not shown here. */
+  unseen?: readonly Turn[];
 }
 
 /** Called with what the engine reports of a reply. */
@@ -119,10 +121,10 @@ export async function resume(): Promise<void> {
   toEnd();
 }
 
-/** Follows what another tab has done to a conversation; while a reply or a message is being written here, later. */
+/** Follows what another tab has done to a conversation; while a reply or an edit is being written here, later. */
 export async function changedElsewhere(id: string): Promise<void> {
   await readTitle(id);
-  const isAway = () => id !== talk.id || isEmpty() || isBusy() || page.conversation.querySelector(".editing");
+  const isAway = () => id !== talk.id || isEmpty() || isBusy() || document.activeElement?.closest(".editing");
   if (isAway()) return;
   const [found] = await Promise.all([conversation(id), loadProse()]);
   if (isAway() || JSON.stringify(found?.turns) === JSON.stringify(talk.turns)) return;
@@ -231,6 +233,7 @@ function editor(element: HTMLElement, turn: Turn, index: number): HTMLElement {
     drafts.keepEdit(id, turn.id);
     form.replaceWith(element);
     element.querySelector<HTMLElement>(".edit")?.focus();
+    void changedElsewhere(id);
   };
   cancel.addEventListener("click", end);
   field.addEventListener("input", () => drafts.keepEdit(id, turn.id, field.value === turn.content ? undefined : field.value));
@@ -247,14 +250,25 @@ function editor(element: HTMLElement, turn: Turn, index: number): HTMLElement {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = field.value.trim();
-    if (text === "" || isBusy()) return;
-    const nodes: ChildNode[] = [form];
-    for (let next = form.nextSibling; next; next = next.nextSibling) nodes.push(next);
-    for (const node of nodes) node.remove();
-    page.prompt.focus();
-    void say(text, { turns: talk.turns.splice(index), nodes });
+    if (text !== "" && !isBusy()) void sendEdit(form, text, turn, index);
+  });
+  form.addEventListener("focusout", ({ relatedTarget }) => {
+    if (!(relatedTarget instanceof Node && form.contains(relatedTarget))) void changedElsewhere(id);
   });
   return form;
+}
+
+async function sendEdit(form: HTMLElement, text: string, turn: Turn, index: number): Promise<void> {
+  const { id } = talk;
+  const kept = (await conversation(id))?.turns ?? [];
+  if (isBusy() || id !== talk.id || !form.isConnected) return;
+  const shown = new Set(talk.turns.map(({ id }) => id));
+  const unseen = kept.filter(({ id, at }) => at >= turn.at && !shown.has(id));
+  const nodes: ChildNode[] = [form];
+  for (let next = form.nextSibling; next; next = next.nextSibling) nodes.push(next);
+  page.prompt.focus();
+  for (const node of nodes) node.remove();
+  void say(text, { turns: talk.turns.splice(index), nodes, unseen });
 }
 
 /** Shows a reply; JSON is set out once it is whole. */
@@ -363,7 +377,7 @@ async function reply(question: Turn, replaced?: Replaced, from?: Turn, suggested
   };
   const before = { text: text.trim(), thoughts: thoughts.trim(), steps: steps.length };
   const begun = () => text.trim() !== before.text || thoughts.trim() !== before.thoughts || steps.length > before.steps;
-  let replaces = replaced?.turns ?? [];
+  let replaces = [...(replaced?.turns ?? []), ...(replaced?.unseen ?? [])];
   /** What to delete now that the reply has begun; not twice, as another tab may have written it again. */
   const takeReplaced = () => {
     const turns = replaces;

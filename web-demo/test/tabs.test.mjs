@@ -91,6 +91,35 @@ describe("conversations in two tabs", () => {
     assert.deepEqual(problems, []);
   });
 
+  test("follow each other around an edit, which replaces what the other tab has added", async () => {
+    second = await tab();
+    await second.click("#chat-list .open");
+    await shows(second, ["Hello!"]);
+    await first.locator("#conversation .user .edit").click();
+    await first.fill(".editing textarea", "Good evening!");
+    await hear(second, "Tell me a joke.");
+    // Not while it is being written.
+    assert.equal(await first.locator("#conversation .turn").count(), 1);
+    await first.focus("#prompt");
+    await first.locator("#conversation .assistant").nth(1).waitFor();
+    await first.reload();
+    await first.locator("#conversation .assistant").nth(1).waitFor();
+    await first.focus("#prompt");
+    await hear(second, "Tell me a story.");
+    await first.locator("#conversation .assistant").nth(2).waitFor();
+    assert.equal(await first.inputValue(".editing textarea"), "Good evening!");
+    await first.focus(".editing textarea");
+    await hear(second, "Good night!");
+    assert.equal(await first.locator("#conversation .assistant").count(), 3);
+    await first.keyboard.press("Enter");
+    await shows(first, ["Good evening!"]);
+    await idle(first);
+    await shows(second, ["Good evening!"]);
+    await first.reload();
+    await shows(first, ["Good evening!"]);
+    assert.deepEqual(problems, []);
+  });
+
   test("stay deleted, and come back whole", async () => {
     const release = await waitingTab("Tell me a joke.");
     await first.locator("#conversation .user").nth(1).waitFor();
