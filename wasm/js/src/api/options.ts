@@ -107,7 +107,8 @@ export interface LoadOptions {
   /**
    * Maximum number of threads. More than one is used where threads can share memory: on cross-origin isolated pages
    * (`Cross-Origin-Opener-Policy: same-origin` and `Cross-Origin-Embedder-Policy: require-corp`), and in Node. The output does not
-   * depend on it. Default: the number of cores. In Node, and with `shohin/local`, models loaded with the same number share their threads.
+   * depend on it. Default: the number of cores. In Node, and with `shohin/local`, models loaded with the same number share their threads,
+   * and each number keeps its threads and memory until the process ends: use one number.
    */
   threads?: number;
   /**
