@@ -1,5 +1,6 @@
 // A chat with a model as a hook of React.
 import { useCallback, useEffect, useRef, useState } from "react";
+import { isFinal } from "./api/errors.js";
 import type { ChatOptions, Engine, LoadOptions, Message, ModelSource, Progress, SessionOptions } from "./index.js";
 import { isOfEngine } from "./prompt-api/exceptions.js";
 import { SharedEngine, type Share } from "./prompt-api/shared-engine.js";
@@ -31,9 +32,6 @@ export interface UseChat {
   /** Replaces the messages, for example to start over. It ends a reply. */
   setMessages(messages: readonly Message[]): void;
 }
-
-/** Codes after which an engine answers nothing more. */
-const LOST = ["crashed", "gpu_lost", "worker", "disposed"];
 
 const EMPTY: Message = { role: "assistant", content: "" };
 
@@ -114,7 +112,7 @@ export function useChat(model: ModelSource | Engine, options: UseChatOptions = {
       show(!abort.signal.aborted ? before : rest.content ? [...done, rest] : done);
       if (abort.signal.aborted) return;
       setError(error);
-      isLost = isOfEngine(error) && LOST.includes(error.code);
+      isLost = isOfEngine(error) && (isFinal(error.code) || error.code === "disposed");
     } finally {
       if (isCurrent()) {
         running.current = undefined;

@@ -82,6 +82,11 @@ export class ShohinError extends Error {
   }
 }
 
+/** Whether an error of this code ends the engine: it answers nothing more, and its model can be loaded again. @internal */
+export function isFinal(code: ErrorCode): boolean {
+  return code === "crashed" || code === "gpu_lost" || code === "worker";
+}
+
 /** Errors that one file of several caused by itself, and the name of that file. */
 const blamed = new WeakMap<object, string>();
 

@@ -1,5 +1,5 @@
 // A SharedWorker: one model for the engines of several tabs. Each has a runtime with conversations of its own, and they compute in turn.
-import { abortError, ShohinError, toError } from "../api/errors.js";
+import { abortError, isFinal, ShohinError, toError } from "../api/errors.js";
 import type { LoadOptions, Progress } from "../api/options.js";
 import type { RemoteSource } from "../load/source.js";
 import { host } from "../wasm/host.js";
@@ -19,9 +19,6 @@ interface Loading {
   /** Engines that wait for it. */
   waiting: number;
 }
-
-/** Errors after which the model cannot be used again, by no tab. */
-const FINAL = ["crashed", "gpu_lost"];
 
 let loading: Loading | undefined;
 const tabs = new Set<Tab>();
@@ -76,7 +73,7 @@ class Tab {
     this.#port = port;
     this.#answering = new Answering(this.#runtime, (message) => {
       this.send(message);
-      if ("error" in message && FINAL.includes(message.error.code)) endAll(message.error);
+      if ("error" in message && isFinal(message.error.code)) endAll(message.error);
     });
     port.onmessage = ({ data }: MessageEvent<FromTab>) => {
       if ("tab" in data) this.#watch(data.tab);

@@ -1,6 +1,7 @@
 // One engine for all sessions of a model.
-import { Engine, type Conversation, type LoadOptions, type ModelSource, type Progress } from "../index.js";
+import { isFinal } from "../api/errors.js";
 import { unlessAborted } from "../engine/abortable.js";
+import { Engine, type Conversation, type LoadOptions, type ModelSource, type Progress } from "../index.js";
 import { isOfEngine, reasonOf } from "./exceptions.js";
 
 /** An engine that is loaded, or being loaded. */
@@ -77,7 +78,7 @@ export class SharedEngine {
 
   /** Lets later sessions load the engine again, if this error has ended it. */
   failed(error: unknown): void {
-    if (isOfEngine(error) && ["crashed", "gpu_lost", "worker"].includes(error.code)) this.#loading = undefined;
+    if (isOfEngine(error) && isFinal(error.code)) this.#loading = undefined;
   }
 
   #load(): Loading {
