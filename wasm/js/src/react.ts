@@ -15,7 +15,7 @@ export interface UseChatOptions extends Omit<SessionOptions, "messages"> {
 
 /** A chat and what a component can do with it. */
 export interface UseChat {
-  /** `failed`: the model could not be loaded, or its engine is lost, with code `crashed`, `gpu_lost`, `worker` or `disposed`. */
+  /** `failed`: the model could not be loaded, or a message found its engine lost, with code `crashed`, `gpu_lost`, `worker` or `disposed`. */
   status: "loading" | "ready" | "streaming" | "failed";
   /** Progress of loading. */
   progress: Progress | undefined;
