@@ -119,26 +119,31 @@ fn centred_eight_bit_codes_of_mlx_are_q8_0() {
 fn floats_of_8_bits_become_f16() {
     for (dtype, values) in [(Dtype::F8_E4M3, "float8_e4m3fn"), (Dtype::F8_E5M2, "float8_e5m2")] {
         let values = fs::read(fixture(&format!("{values}.f32"))).unwrap();
-        let mut len = 0;
-        let file = converted(
-            "qwen3",
-            |_| (),
-            |tensors| {
+        let value = |code: u8| {
+            let at = usize::from(code) * 4;
+            f32::from_le_bytes(values[at..at + 4].try_into().unwrap())
+        };
+        let with = |code: &dyn Fn(u8) -> u8| {
+            let change = |tensors: &mut Tensors| {
                 let (stored, shape, data) = tensors.get_mut("model.layers.1.mlp.down_proj.weight").unwrap();
-                len = shape.iter().product();
-                (*stored, *data) = (dtype, (0..len).map(|i| (i % 256) as u8).collect());
-            },
-        );
+                let len: usize = shape.iter().product();
+                (*stored, *data) = (dtype, (0..len).map(|i| code((i % 256) as u8)).collect());
+            };
+            convert_changed("qwen3", |_| (), change)
+        };
+        let refused = with(&|code| code).unwrap_err().to_string();
+        assert!(refused.contains("blk.1.ffn_down.weight") && refused.contains("finite"), "{refused}");
+
+        let finite = |code| if value(code).is_finite() { code } else { 0 };
+        let file = with(&finite).unwrap();
         let gguf = Gguf::parse(&file).unwrap();
         let matrix = gguf.matrix("blk.1.ffn_down.weight").unwrap();
-        assert_eq!((matrix.format(), matrix.rows() * matrix.cols()), (Format::F16, len));
+        assert_eq!(matrix.format(), Format::F16);
         let mut row = vec![0.0; matrix.cols()];
         for r in 0..matrix.rows() {
             matrix.unpack_row(r, &mut row).unwrap();
             for (k, w) in row.iter().enumerate() {
-                let at = (r * matrix.cols() + k) % 256 * 4;
-                let want = f32::from_le_bytes(values[at..at + 4].try_into().unwrap());
-                assert!(*w == want || w.is_nan() && want.is_nan(), "{w} {want}");
+                assert_eq!(*w, value(finite(((r * matrix.cols() + k) % 256) as u8)));
             }
         }
     }

@@ -369,8 +369,8 @@ describe("a model that thinks and calls tools", () => {
     await assert.rejects(engine.createChatCompletion({ ...request, tool_choice: { type: "function", function: { name: "sub" } } }), { code: "argument", message: /^tool_choice asks/ });
     await assert.rejects(call({ toolChoice: "always" }), fails("argument"));
     await assert.rejects(call({ responseFormat: { type: "json_object" } }), fails("argument"));
-    await assert.rejects(call({ tools: [{ function: { name: "x", parameters: { not: {} } } }] }), fails("unsupported"));
-    await call({ tools: [{ function: { name: "x", strict: false, parameters: { not: {} } } }] });
+    await assert.rejects(call({ tools: [{ function: { name: "x", strict: true, parameters: { not: {} } } }] }), fails("unsupported"));
+    for (const strict of [{}, { strict: false }]) await call({ tools: [{ function: { name: "x", ...strict, parameters: { not: {} } } }] });
     await engine.dispose();
   });
 

@@ -477,6 +477,10 @@ pub(super) unsafe fn rows<L: TokenLanes, C: Codes<L> + Codes<Pair<L>>>(
     end: usize,
     block: usize,
 ) -> usize {
+    const {
+        let lanes = L::LANES.vectors * L::LANES.vector;
+        assert!(<C as Codes<L>>::UNIT / PART * <C as Codes<L>>::ENTRIES * lanes <= TABLES_LEN);
+    }
     let tokens = L::LANES.tokens(args.tokens);
     let mut buffers = MaybeUninit::<Buffers>::uninit();
     let mut first = 0;
