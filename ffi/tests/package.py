@@ -191,9 +191,14 @@ class Package(unittest.TestCase):
                 interrupted.set()
             return code
 
-        with unittest.mock.patch("concurrent.futures.Future", Waiting), unittest.mock.patch("shohin._call", slow):
-            with self.assertRaises(KeyboardInterrupt):
-                next(chat.send(MESSAGE))
+        # A shell that starts a command in the background has it ignore the signal.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with unittest.mock.patch("concurrent.futures.Future", Waiting), unittest.mock.patch("shohin._call", slow):
+                with self.assertRaises(KeyboardInterrupt):
+                    next(chat.send(MESSAGE))
+        finally:
+            signal.signal(signal.SIGINT, before)
         # The prompt was not computed: the first piece is the last, of a reply that was cancelled.
         self.assertEqual(found, [True, True, (0, 4)])
         self.assertTrue(chat.send(MESSAGE).text())
