@@ -479,6 +479,7 @@ pub(super) unsafe fn rows<L: TokenLanes, C: Codes<L> + Codes<Pair<L>>>(
 ) -> usize {
     const {
         let lanes = L::LANES.vectors * L::LANES.vector;
+        // At compile time: the tables of a unit fit their memory.
         assert!(<C as Codes<L>>::UNIT / PART * <C as Codes<L>>::ENTRIES * lanes <= TABLES_LEN);
     }
     let tokens = L::LANES.tokens(args.tokens);
