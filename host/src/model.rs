@@ -121,12 +121,7 @@ impl Model {
     /// The tokens of a whole text, as it is embedded: as [`Model::tokenize`], with the end-of-sequence token after it if
     /// the file says so.
     pub fn tokenize_whole(&self, text: &str) -> Vec<u32> {
-        let mut tokens = self.tokenize(text);
-        // An empty text has no embedding.
-        if !text.is_empty() {
-            tokens.extend(self.0.tokenizer.trailing_eos());
-        }
-        tokens
+        self.0.tokenizer.encode_whole(text)
     }
 
     /// The text of tokens, without control tokens.

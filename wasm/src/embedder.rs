@@ -34,7 +34,7 @@ impl Embedder {
             Some(name) => pooling_named(name)?,
             None => loaded.file.pooling.map_err(js)?,
         };
-        let tokens = loaded.tokenize_whole(text);
+        let tokens = loaded.tokenizer.encode_whole(text);
         let config = loaded.weights.config();
         let capacity = config.max_context_length;
         let wrong = match tokens.len() {

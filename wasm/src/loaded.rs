@@ -54,16 +54,6 @@ impl Loaded {
         ids
     }
 
-    /// As `tokenize_whole` of the host library: with the end-of-sequence token, too, if the file says so.
-    pub(crate) fn tokenize_whole(&self, text: &str) -> Vec<u32> {
-        let mut ids = self.tokenize(text, false);
-        // An empty text has no embedding.
-        if !text.is_empty() {
-            ids.extend(self.tokenizer.trailing_eos());
-        }
-        ids
-    }
-
     /// The name in the file.
     pub(crate) fn name(&self) -> &str {
         &self.file.name

@@ -494,10 +494,12 @@ impl Conversation {
         let unfinished = prompt.unfinished.as_ref();
         let thinks = unfinished.map_or(options.thinking.allowed(), |reply| reply.thinks);
         let style = model.template.style;
-        let thinks = match () {
-            () if chat && style.always_thinks() => Thoughts::Open,
-            () if chat && thinks && style.can_think() => Thoughts::Optional,
-            () => Thoughts::None,
+        let thinks = if chat && style.always_thinks() {
+            Thoughts::Open
+        } else if chat && thinks && style.can_think() {
+            Thoughts::Optional
+        } else {
+            Thoughts::None
         };
         let begun = unfinished.and_then(|reply| prompt.tokens.get(reply.start..)).unwrap_or_default();
         // What is wrong with the options is said before what is wrong with the prompt.

@@ -393,6 +393,17 @@ impl<'a> Tokenizer<'a> {
         self.eos.filter(|_| self.add_eos)
     }
 
+    /// The tokens of a whole text, as it is embedded: between [`Tokenizer::leading_bos`] and [`Tokenizer::trailing_eos`],
+    /// with control tokens as plain text. An empty text, which has no embedding, gets no end.
+    pub fn encode_whole(&self, text: &str) -> Vec<u32> {
+        let mut ids = Vec::from_iter(self.leading_bos());
+        self.encode(text, Special::UserDefined, &mut ids);
+        if !text.is_empty() {
+            ids.extend(self.trailing_eos());
+        }
+        ids
+    }
+
     /// `tokenizer.ggml.bos_token_id`.
     pub fn bos(&self) -> Option<u32> {
         self.bos
