@@ -605,6 +605,12 @@ fn a_turn_that_fails_or_says_nothing_was_not_sent() {
         conversation.cancel();
         assert!(go(&mut conversation, &mut backend, LONG, all, all).unwrap().is_some());
         assert_eq!(conversation.messages(), before);
+        // Another reply would be to the message before it.
+        for attempt in [Conversation::retry, Conversation::continue_reply] {
+            let error = attempt(&mut conversation, model, SessionState::of(&backend), &options).unwrap_err();
+            assert_eq!(error.code(), "argument");
+            assert!(error.to_string().contains("send it again"), "{error}");
+        }
         let refused = user(&LONG.repeat(40));
         let error = conversation.send(model, SessionState::of(&backend), refused, &options).unwrap_err();
         assert_eq!((error.code(), conversation.messages()), ("context_full", &before[..]));

@@ -10,8 +10,7 @@ use crate::piece::{
     shohin_tool_call,
 };
 use crate::{model, turn};
-use shohin::core::chat::{Finish, FunctionCall, Role};
-use shohin::core::generate::Reason;
+use shohin::core::chat::{FunctionCall, Role};
 use shohin::speculate::Speculation;
 use shohin::{Chat, ChatMessage, Model, Piece, Reply, Step};
 use std::ffi::{c_char, c_void};
@@ -27,10 +26,6 @@ pub(crate) struct State {
     chat: NonNull<Chat>,
     /// Text that a stopped reply had held back.
     held: Option<Piece>,
-    /// The reply in progress is one to a new message.
-    answers: bool,
-    /// The last message was not kept: its reply ended before any text.
-    unanswered: bool,
     /// The texts of the last piece, with a NUL at their ends.
     text: Vec<u8>,
     reasoning: Vec<u8>,
@@ -64,8 +59,6 @@ impl State {
             reply: None,
             chat: NonNull::from(Box::leak(Box::new(chat))),
             held: None,
-            answers: false,
-            unanswered: false,
             text: Vec::new(),
             reasoning: Vec::new(),
             call_texts: Vec::new(),
@@ -94,14 +87,12 @@ impl State {
         let chat = unsafe { self.chat.as_mut() };
         self.interrupted.store(false, Ordering::Relaxed);
         self.reply = Some(start(chat)?);
-        self.answers = false;
         Ok(shohin_code::SHOHIN_OK)
     }
 
     /// Starts over, with instructions.
     pub(crate) fn system(&mut self, text: &str) -> Result<()> {
         self.chat().system(text);
-        self.unanswered = false;
         Ok(())
     }
 
@@ -111,34 +102,15 @@ impl State {
     }
 
     fn send_messages(&mut self, messages: Vec<ChatMessage>) -> Result<shohin_code> {
-        let code = self.begin(|chat| chat.send_messages(messages))?;
-        (self.answers, self.unanswered) = (true, false);
-        Ok(code)
-    }
-
-    /// Begins another reply to the last message, which must have been kept.
-    fn retry(&mut self) -> Result<shohin_code> {
-        self.chat();
-        if self.unanswered {
-            let problem = "the last message had no reply and was not kept: send it again";
-            return Err(Failure::new(shohin_code::SHOHIN_ARGUMENT, problem));
-        }
-        self.begin(Chat::retry)
+        self.begin(|chat| chat.send_messages(messages))
     }
 
     /// Ends the reply in progress, if any.
     pub(crate) fn cancel(&mut self) {
         if let Some(mut reply) = self.reply.take() {
             self.held = reply.cancel();
-            self.ended(&mut reply);
+            self.count(&mut reply);
         }
-    }
-
-    /// Notes what a reply leaves behind that has ended.
-    fn ended(&mut self, reply: &mut Reply<'static>) {
-        let kept = |finish: &Finish| finish.reason != Reason::Cancelled || !finish.text.is_empty();
-        self.unanswered |= self.answers && !reply.finished().is_some_and(kept);
-        self.count(reply);
     }
 
     fn count(&mut self, reply: &mut Reply<'static>) {
@@ -176,7 +148,7 @@ impl State {
         if ended && let Some(mut reply) = self.reply.take() {
             // The piece with a reason is the last; this step only ends the reply.
             let rest = if matches!(next, Some(Ok(_))) { reply.next() } else { None };
-            self.ended(&mut reply);
+            self.count(&mut reply);
             rest.transpose()?;
         }
         Ok(next.transpose()?.map(|piece| self.show(&piece)))
@@ -349,7 +321,7 @@ pub unsafe extern "C" fn shohin_chat_send_results(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shohin_chat_retry(chat: *mut shohin_chat, error: *mut shohin_error) -> shohin_code {
     // SAFETY: the caller vouches for the pointers.
-    unsafe { call(error, || lock(chat)?.retry()) }
+    unsafe { call(error, || lock(chat)?.begin(Chat::retry)) }
 }
 
 /// Decodes with guesses from now on.
@@ -488,7 +460,6 @@ pub unsafe extern "C" fn shohin_chat_open(
             let mut state = lock(chat)?;
             let path = argument::text(path, path_len, "path")?;
             state.chat().open(path)?;
-            state.unanswered = false;
             Ok(shohin_code::SHOHIN_OK)
         })
     }

@@ -147,7 +147,7 @@ impl Chat {
     /// Computes another reply to the last message.
     ///
     /// # Errors
-    /// As [`Chat::send`], and if there is no reply yet.
+    /// As [`Chat::send`], and if there is no reply yet, or if the last message was not kept: its reply ended before any text.
     pub fn retry(&mut self) -> Result<Reply<'_>> {
         self.begin(|conversation, model, state, options| conversation.retry(model, state, options))?;
         Ok(Reply::new(Owner::Borrowed(self)))
@@ -156,7 +156,7 @@ impl Chat {
     /// Continues the last reply, which was cut off. Its pieces are what is new; [`Finish::message`] is the whole reply.
     ///
     /// # Errors
-    /// As [`Chat::send`], and if there is no reply yet.
+    /// As [`Chat::send`], and if there is no reply yet, or if the last message was not kept: its reply ended before any text.
     pub fn continue_reply(&mut self) -> Result<Reply<'_>> {
         self.begin(|conversation, model, state, options| conversation.continue_reply(model, state, options))?;
         Ok(Reply::new(Owner::Borrowed(self)))

@@ -138,6 +138,8 @@ struct Prompt {
     tokens: Vec<u32>,
     /// The messages it was made from; `None` for raw text.
     messages: Option<Vec<ChatMessage>>,
+    /// Whether messages among them are new to the conversation.
+    is_new: bool,
     /// The tools that the tokens describe.
     tools: Vec<String>,
     /// Indices into `messages` and `tokens` of the first message it answers; 0 if everything was encoded
@@ -195,6 +197,8 @@ pub struct Conversation {
     last_token: usize,
     /// Index into `tokens` of the last reply.
     reply_start: usize,
+    /// The last message was not kept: its turn ended before any text.
+    unanswered: bool,
     prefix: PrefixState,
     sampler: Option<Sampler>,
     constraint: Option<(ConstraintKey, Constraint)>,
@@ -219,6 +223,7 @@ impl Conversation {
         self.messages = messages;
         self.tokens.clear();
         (self.last_message, self.last_token) = (0, 0);
+        self.unanswered = false;
     }
 
     /// The tokens that the session holds.
@@ -285,13 +290,13 @@ impl Conversation {
         self.end(session.position);
         let last = (self.messages.len(), self.tokens.len());
         let all = [self.messages.clone(), messages].concat();
-        self.go_on(model, session, all, last, None, options)
+        self.go_on(model, session, (all, true), last, None, options)
     }
 
     /// Begins another reply to the last messages, replacing the existing one.
     ///
     /// # Errors
-    /// As [`Conversation::send`]; [`Error::Argument`] if there is no reply yet.
+    /// As [`Conversation::send`]; [`Error::Argument`] if there is no reply yet, or if the last message was not kept.
     pub fn retry(
         &mut self,
         model: &ChatModel<'_>,
@@ -299,6 +304,7 @@ impl Conversation {
         options: &TurnOptions,
     ) -> Result<usize> {
         self.end(session.position);
+        self.last_is_kept("retry")?;
         let mut all = self.messages.clone();
         if all.pop_if(|message| message.role == Role::Assistant).is_none() {
             let (name, problem) = (Name::new("retry"), "needs a reply that can be made again");
@@ -308,14 +314,14 @@ impl Conversation {
         let PrefixState { kept, dropped, .. } = self.prefix;
         let gone = dropped > 0 && self.last_token > kept && self.last_token < kept + dropped;
         let from = if gone { 0 } else { self.last_token };
-        self.go_on(model, session, all, (self.last_message, from), None, options)
+        self.go_on(model, session, (all, false), (self.last_message, from), None, options)
     }
 
     /// Continues the last reply, which was cut off, with the tokens that the model chose. The pieces are what is new; the
     /// result has the whole reply.
     ///
     /// # Errors
-    /// As [`Conversation::send`]; [`Error::Argument`] if there is no reply yet.
+    /// As [`Conversation::retry`].
     pub fn continue_reply(
         &mut self,
         model: &ChatModel<'_>,
@@ -323,8 +329,9 @@ impl Conversation {
         options: &TurnOptions,
     ) -> Result<usize> {
         self.end(session.position);
+        self.last_is_kept("continue")?;
         let options = TurnOptions { continue_final_message: true, ..options.clone() };
-        self.go_on(model, session, self.messages.clone(), (0, 0), None, &options)
+        self.go_on(model, session, (self.messages.clone(), false), (0, 0), None, &options)
     }
 
     /// Begins a reply to a whole conversation, which replaces the existing messages: for hosts that receive
@@ -340,7 +347,7 @@ impl Conversation {
         options: &TurnOptions,
     ) -> Result<usize> {
         self.end(session.position);
-        self.go_on(model, session, messages, (0, 0), None, options)
+        self.go_on(model, session, (messages, true), (0, 0), None, options)
     }
 
     /// As [`Conversation::respond`], or [`Conversation::complete`], with what was encoded before.
@@ -354,7 +361,7 @@ impl Conversation {
         let Encoded { messages, tokens, unfinished } = prompt;
         let Some(messages) = messages else { return self.complete(model, session, tokens, options) };
         self.end(session.position);
-        self.go_on(model, session, messages, (0, 0), Some((tokens, unfinished)), options)
+        self.go_on(model, session, (messages, true), (0, 0), Some((tokens, unfinished)), options)
     }
 
     /// Begins the continuation of a raw text. The messages stay as they are.
@@ -372,6 +379,7 @@ impl Conversation {
         let prompt = Prompt {
             tokens,
             messages: None,
+            is_new: false,
             tools: Vec::new(),
             last_message: 0,
             last_token: 0,
@@ -381,13 +389,22 @@ impl Conversation {
         self.begin(model, session, prompt, options)
     }
 
-    /// Encodes `all` messages, unless they are `encoded`; those from message `last.0` on follow the first `last.1` known
-    /// tokens.
+    /// An error if the last message was not kept, so that the reply before it is not taken for its own.
+    fn last_is_kept(&self, name: &str) -> Result<()> {
+        if self.unanswered {
+            let problem = "needs the last message, which had no reply and was not kept: send it again";
+            return Err(error!(Argument { name: Name::new(name), problem }));
+        }
+        Ok(())
+    }
+
+    /// Encodes `all` messages, of which some are new or none, unless they are `encoded`; those from message `last.0` on
+    /// follow the first `last.1` known tokens.
     fn go_on(
         &mut self,
         model: &ChatModel<'_>,
         session: SessionState,
-        all: Vec<ChatMessage>,
+        (all, is_new): (Vec<ChatMessage>, bool),
         last: (usize, usize),
         encoded: Option<(Vec<u32>, Option<Unfinished>)>,
         options: &TurnOptions,
@@ -443,8 +460,16 @@ impl Conversation {
             kept.pop();
         }
         let (messages, tools) = (Some(kept), options.tools.clone());
-        let prompt =
-            Prompt { tokens, messages, tools, last_message, last_token, dropped_messages, unfinished };
+        let prompt = Prompt {
+            tokens,
+            messages,
+            is_new,
+            tools,
+            last_message,
+            last_token,
+            dropped_messages,
+            unfinished,
+        };
         self.begin(model, session, prompt, options)
     }
 
@@ -660,6 +685,7 @@ impl Conversation {
             self.prefix.tokens.clear();
             let held = generation.held().len() + self.prefix.dropped;
             self.prefix.tokens.extend_from_slice(tokens.get(..held).unwrap_or(&tokens));
+            self.unanswered |= prompt.is_new;
             if let Some(Finish { reason, message, .. }) = &finish
                 && (*reason != Reason::Cancelled || !text.is_empty())
             {
@@ -668,7 +694,7 @@ impl Conversation {
                 self.sampler = Some(sampler);
                 if let Some(mut messages) = prompt.messages {
                     messages.push(message.clone());
-                    self.messages = messages;
+                    (self.messages, self.unanswered) = (messages, false);
                     self.tokens = tokens;
                     self.reply_start = reply_start;
                     self.tools = prompt.tools;

@@ -192,12 +192,7 @@ fn tools(field: &Field<'_>) -> Result<Vec<String>> {
             let value = function.get(name).filter(|value| !value.is_null())?;
             Some(Field { place: format!("{}{within}.{name}", tool.place), value })
         };
-        if let Some(strict) = member("strict").filter(|strict| strict.value.as_bool().is_none()) {
-            return Err(strict.refused("must be true or false"));
-        }
-        if let Some(schema) = member("parameters").filter(|schema| !schema.value.is_object()) {
-            return Err(schema.refused("must be a JSON Schema"));
-        }
+        check_arguments(member("parameters").as_ref(), member("strict").as_ref())?;
         tools.push(tool.value.text().into());
         Ok(())
     })?;
@@ -379,6 +374,17 @@ pub(super) fn text_parts(content: &Field<'_>, kinds: &[&str], known: &[&str]) ->
     Ok(all)
 }
 
+/// Checks what says which arguments a function takes.
+fn check_arguments(parameters: Option<&Field<'_>>, strict: Option<&Field<'_>>) -> Result<()> {
+    if let Some(schema) = parameters.filter(|schema| !schema.value.is_object()) {
+        return Err(schema.refused("must be a JSON Schema"));
+    }
+    if let Some(strict) = strict.filter(|strict| strict.value.as_bool().is_none()) {
+        return Err(strict.refused("must be true or false"));
+    }
+    Ok(())
+}
+
 /// A description of a function as templates show it and grammars read it.
 pub(super) fn tool_text(
     name: &Field<'_>,
@@ -392,17 +398,11 @@ pub(super) fn tool_text(
         out.push_str(", \"description\": ");
         json::string(&description.string()?, &mut out);
     }
-    if let Some(parameters) = parameters {
-        if !parameters.value.is_object() {
-            return Err(parameters.refused("must be a JSON Schema"));
+    check_arguments(parameters, strict)?;
+    for (key, value) in [(", \"parameters\": ", parameters), (", \"strict\": ", strict)] {
+        if let Some(value) = value {
+            out.extend([key, value.value.text()]);
         }
-        out.extend([", \"parameters\": ", parameters.value.text()]);
-    }
-    if let Some(strict) = strict {
-        if strict.value.as_bool().is_none() {
-            return Err(strict.refused("must be true or false"));
-        }
-        out.extend([", \"strict\": ", strict.value.text()]);
     }
     out.push_str("}}");
     Ok(out)
