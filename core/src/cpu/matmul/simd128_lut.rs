@@ -324,14 +324,8 @@ impl Subsets for Simd128 {
     }
 }
 
-/// A table has 256 entries for eight columns. With relaxed SIMD the codes of 2-bit weights are indices of twice as many
-/// tables, which leave no room for two vectors.
-pub(super) const LANES: Lanes = Lanes {
-    vector: 8,
-    vectors: if cfg!(target_feature = "relaxed-simd") { 1 } else { 2 },
-    from: 3,
-    rows: 1024,
-};
+/// A table has 256 entries for eight columns.
+pub(super) const LANES: Lanes = Lanes { vector: 8, vectors: 2, from: 3, rows: 1024 };
 
 #[allow(clippy::undocumented_unsafe_blocks, reason = "each block requires what the trait requires")]
 impl TokenLanes for Simd128 {

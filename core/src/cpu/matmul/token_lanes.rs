@@ -19,8 +19,8 @@ use crate::cpu::repack::{ONE_BIT_FOURS, PANEL_ROWS};
 
 /// Columns that share a factor.
 const PART: usize = 32;
-/// Most 16-bit integers of the tables that exist at the same time.
-const TABLES_LEN: usize = 1 << 15;
+/// Most 16-bit integers of the tables that exist at the same time: with relaxed SIMD twice as many, for [`Words`] of 2 bits.
+const TABLES_LEN: usize = if cfg!(target_feature = "relaxed-simd") { 1 << 16 } else { 1 << 15 };
 /// 64-bit integers that hold the offsets of the entries that a panel selects from them: those of [`Fields`], which are
 /// more than the 256 of 16 bits of [`Planes`] and [`Words`].
 const ENTRIES: usize = LUT_COLS / PART / 2 * FIELDS.len() * PANEL_ROWS;
