@@ -103,8 +103,7 @@ impl Chat {
     pub fn snapshot(&mut self) -> Result<Vec<u8>> {
         let (model, conversation, sequence) = self.parts();
         let len = sequence.export_len()?;
-        let mut bytes =
-            snapshot::begin(&model.origin(), conversation.messages(), conversation.prefix(), len)?;
+        let mut bytes = snapshot::begin(&model.origin(), conversation.history(), conversation.prefix(), len)?;
         sequence.export(&mut bytes)?;
         Ok(snapshot::seal(bytes, sha256))
     }
@@ -123,8 +122,7 @@ impl Chat {
         conversation.set_prefix(PrefixState::default())?;
         sequence.truncate(0)?;
         sequence.import(&found.prefix.held_tokens(), kv)?;
-        conversation.set_messages(found.messages);
-        conversation.set_prefix(found.prefix)?;
+        conversation.restore(found.history, found.prefix)?;
         Ok(())
     }
 

@@ -136,6 +136,53 @@ fn a_conversation_goes_on_from_its_snapshot() {
     }
 }
 
+/// Replies whose text is encoded otherwise than the model wrote it.
+#[test]
+fn the_tokens_of_replies_are_restored_with_a_snapshot() {
+    let model = Model::built_in().unwrap();
+    let mut differ = 0;
+    for seed in 0..20 {
+        let mut chat = model.chat().unwrap();
+        chat.options_mut().sampler = SamplerConfig {
+            temperature: 3.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed,
+            ..SamplerConfig::default()
+        };
+        chat.options_mut().max_tokens = Some(12);
+        chat.options_mut().stop_strings = vec!["a".into()];
+        for message in ["My name is Zoe.", COW] {
+            text(chat.send(message).unwrap());
+        }
+        let snapshot = chat.snapshot().unwrap();
+        let mut restored = model.chat().unwrap();
+        restored.restore(&snapshot).unwrap();
+        assert_eq!(restored.snapshot().unwrap(), snapshot);
+        let mut again = model.chat().unwrap();
+        again.restore(&snapshot).unwrap();
+        again.set_messages(chat.messages().to_vec());
+        for chat in [&mut chat, &mut restored, &mut again] {
+            *chat.options_mut() = TurnOptions { max_tokens: Some(12), ..TurnOptions::default() };
+            greedy(chat);
+        }
+        let send = |chat: &mut Chat, message| {
+            let mut reply = chat.send(message).unwrap();
+            (reply.usage(), text(reply))
+        };
+        let (want, from_text) = (send(&mut chat, "Who are you?"), send(&mut again, "Who are you?"));
+        differ += usize::from(want.0.cached_tokens > from_text.0.cached_tokens);
+        assert_eq!(send(&mut restored, "Who are you?"), want, "seed {seed}");
+        let retry = |chat: &mut Chat| {
+            let mut reply = chat.retry().unwrap();
+            (reply.usage(), text(reply))
+        };
+        assert_eq!(retry(&mut restored), retry(&mut chat), "seed {seed}");
+    }
+    assert!(differ > 3, "{differ}");
+}
+
 #[test]
 fn greedy_replies_are_those_of_the_trainer() {
     let builder = Model::builder().activations(shohin::Activations::F32).kv(KvFormat::F32).cpu();

@@ -12,7 +12,7 @@ use crate::platform::{random, unix_seconds};
 use js_sys::Array;
 use shohin_core::chat::openai::{ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, completion};
 use shohin_core::chat::snapshot::{self, Origin};
-use shohin_core::chat::{ChatMessage, Conversation, Finish, PrefixState, SessionState, TurnOptions};
+use shohin_core::chat::{ChatMessage, Conversation, Finish, History, PrefixState, SessionState, TurnOptions};
 use shohin_core::device::Readout;
 use shohin_core::generate::Action;
 use shohin_core::sample::SparseLogits;
@@ -195,8 +195,9 @@ impl Chat {
         self.session.truncate(0).map_err(js)?;
         let found = snapshot::open(bytes, &self.origin(), sha256).map_err(js)?;
         self.session.import(&mut self.device, found.prefix.held(), found.kv).map_err(js)?;
-        self.conversation.set_prefix(found.prefix).map_err(js)?;
-        Ok(found.messages.iter().map(message_object).collect())
+        let messages = found.history.messages.iter().map(message_object).collect();
+        self.conversation.restore(found.history, found.prefix).map_err(js)?;
+        Ok(messages)
     }
 }
 
@@ -291,7 +292,11 @@ impl Chat {
     pub(crate) async fn export(&mut self, messages: &[ChatMessage]) -> Result<Vec<u8>, DeviceError> {
         self.end();
         let len = self.session.export_len(&self.device);
-        let mut bytes = snapshot::begin(&self.origin(), messages, self.conversation.prefix(), len)?;
+        // The caller's messages may be others than those of the last turn.
+        let other = History::from(messages.to_vec());
+        let history = self.conversation.history();
+        let history = if history.messages == other.messages { history } else { &other };
+        let mut bytes = snapshot::begin(&self.origin(), history, self.conversation.prefix(), len)?;
         self.session.export(&mut self.device, &mut bytes).await?;
         Ok(snapshot::seal(bytes, sha256))
     }

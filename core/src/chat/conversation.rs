@@ -26,6 +26,7 @@
 //! partial reply. In every case the tokens that the session holds are tracked and reused.
 #![forbid(unsafe_code)]
 
+use super::history::{History, Known};
 use super::message::{ChatMessage, FunctionCall, lend};
 use super::model::ChatModel;
 use super::options::{Encoded, OverflowPolicy, TurnOptions, Unfinished};
@@ -142,10 +143,8 @@ struct Prompt {
     is_new: bool,
     /// The tools that the tokens describe.
     tools: Vec<String>,
-    /// Indices into `messages` and `tokens` of the first message it answers; 0 if everything was encoded
-    /// again.
-    last_message: usize,
-    last_token: usize,
+    /// What precedes the messages that it answers.
+    known: Known,
     dropped_messages: usize,
     /// The reply to continue, which is not among `messages`.
     unfinished: Option<Unfinished>,
@@ -187,16 +186,7 @@ type ConstraintKey = (TurnOptions, Thoughts);
 /// Messages, and the tokens of them that a session holds.
 #[derive(Debug, Default)]
 pub struct Conversation {
-    messages: Vec<ChatMessage>,
-    /// All their tokens, including dropped ones, up to the last reply. Empty if they were never encoded.
-    tokens: Vec<u32>,
-    /// The tools that the tokens describe.
-    tools: Vec<String>,
-    /// Indices into `messages` and `tokens` of the first message that the last reply answers.
-    last_message: usize,
-    last_token: usize,
-    /// Index into `tokens` of the last reply.
-    reply_start: usize,
+    history: History,
     /// The last message was not kept: its turn ended before any text.
     unanswered: bool,
     prefix: PrefixState,
@@ -213,17 +203,30 @@ impl Conversation {
 
     /// The messages so far, without those of a turn in progress.
     pub fn messages(&self) -> &[ChatMessage] {
-        &self.messages
+        &self.history.messages
+    }
+
+    /// The messages so far as they were encoded, without those of a turn in progress.
+    pub fn history(&self) -> &History {
+        &self.history
     }
 
     /// Starts over with these messages: none, instructions, or a conversation from elsewhere. Tokens that the
     /// session already holds are not computed again.
     pub fn set_messages(&mut self, messages: Vec<ChatMessage>) {
         self.turn = None;
-        self.messages = messages;
-        self.tokens.clear();
-        (self.last_message, self.last_token) = (0, 0);
+        self.history = messages.into();
         self.unanswered = false;
+    }
+
+    /// Goes on with the conversation of a snapshot, whose keys and values the session has.
+    ///
+    /// # Errors
+    /// As [`Conversation::set_prefix`]; the conversation stays as it is then.
+    pub fn restore(&mut self, history: History, prefix: PrefixState) -> Result<()> {
+        self.set_prefix(prefix)?;
+        (self.history, self.unanswered) = (history, false);
+        Ok(())
     }
 
     /// The tokens that the session holds.
@@ -288,9 +291,10 @@ impl Conversation {
         options: &TurnOptions,
     ) -> Result<usize> {
         self.end(session.position);
-        let last = (self.messages.len(), self.tokens.len());
-        let all = [self.messages.clone(), messages].concat();
-        self.go_on(model, session, (all, true), last, None, options)
+        let History { messages: before, tokens, .. } = &self.history;
+        let known = Known { messages: before.len(), tokens: tokens.len() };
+        let all = [before.clone(), messages].concat();
+        self.go_on(model, session, (all, true), known, None, options)
     }
 
     /// Begins another reply to the last messages, replacing the existing one.
@@ -305,16 +309,18 @@ impl Conversation {
     ) -> Result<usize> {
         self.end(session.position);
         self.last_is_kept("retry")?;
-        let mut all = self.messages.clone();
+        let mut all = self.history.messages.clone();
         if all.pop_if(|message| message.role == Role::Assistant).is_none() {
             let (name, problem) = (Name::new("retry"), "needs a reply that can be made again");
             return Err(error!(Argument { name, problem }));
         }
         // If part of the last messages was dropped, everything is computed again.
         let PrefixState { kept, dropped, .. } = self.prefix;
-        let gone = dropped > 0 && self.last_token > kept && self.last_token < kept + dropped;
-        let from = if gone { 0 } else { self.last_token };
-        self.go_on(model, session, (all, false), (self.last_message, from), None, options)
+        let mut known = self.history.known;
+        if dropped > 0 && known.tokens > kept && known.tokens < kept + dropped {
+            known.tokens = 0;
+        }
+        self.go_on(model, session, (all, false), known, None, options)
     }
 
     /// Continues the last reply, which was cut off, with the tokens that the model chose. The pieces are what is new; the
@@ -331,7 +337,8 @@ impl Conversation {
         self.end(session.position);
         self.last_is_kept("continue")?;
         let options = TurnOptions { continue_final_message: true, ..options.clone() };
-        self.go_on(model, session, (self.messages.clone(), false), (0, 0), None, &options)
+        let all = self.history.messages.clone();
+        self.go_on(model, session, (all, false), Known::default(), None, &options)
     }
 
     /// Begins a reply to a whole conversation, which replaces the existing messages: for hosts that receive
@@ -347,7 +354,7 @@ impl Conversation {
         options: &TurnOptions,
     ) -> Result<usize> {
         self.end(session.position);
-        self.go_on(model, session, (messages, true), (0, 0), None, options)
+        self.go_on(model, session, (messages, true), Known::default(), None, options)
     }
 
     /// As [`Conversation::respond`], or [`Conversation::complete`], with what was encoded before.
@@ -361,7 +368,7 @@ impl Conversation {
         let Encoded { messages, tokens, unfinished } = prompt;
         let Some(messages) = messages else { return self.complete(model, session, tokens, options) };
         self.end(session.position);
-        self.go_on(model, session, (messages, true), (0, 0), Some((tokens, unfinished)), options)
+        self.go_on(model, session, (messages, true), Known::default(), Some((tokens, unfinished)), options)
     }
 
     /// Begins the continuation of a raw text. The messages stay as they are.
@@ -381,8 +388,7 @@ impl Conversation {
             messages: None,
             is_new: false,
             tools: Vec::new(),
-            last_message: 0,
-            last_token: 0,
+            known: Known::default(),
             dropped_messages: 0,
             unfinished: None,
         };
@@ -398,36 +404,37 @@ impl Conversation {
         Ok(())
     }
 
-    /// Encodes `all` messages, of which some are new or none, unless they are `encoded`; those from message `last.0` on
-    /// follow the first `last.1` known tokens.
+    /// Encodes `all` messages, of which some are new or none, unless they are `encoded`; those that are not known
+    /// follow the known tokens.
     fn go_on(
         &mut self,
         model: &ChatModel<'_>,
         session: SessionState,
         (all, is_new): (Vec<ChatMessage>, bool),
-        last: (usize, usize),
+        known: Known,
         encoded: Option<(Vec<u32>, Option<Unfinished>)>,
         options: &TurnOptions,
     ) -> Result<usize> {
         // The instructions describe the tools, so other tools mean encoding everything again.
-        let has_tools = self.tools == options.tools;
-        let (mut last_message, mut last_token) = if has_tools { last } else { (0, 0) };
-        let known = self.tokens.get(..last_token).unwrap_or_default();
-        let (mut tokens, mut unfinished) = match (encoded, all.get(last_message..)) {
+        let has_tools = self.history.tools == options.tools;
+        let mut known = if has_tools { known } else { Known::default() };
+        let before = self.history.tokens.get(..known.tokens).unwrap_or_default();
+        let (mut tokens, mut unfinished) = match (encoded, all.get(known.messages..)) {
             (Some(encoded), _) => encoded,
-            (None, Some(new)) if !known.is_empty() && !options.continue_final_message => {
+            (None, Some(new)) if !before.is_empty() && !options.continue_final_message => {
                 let tools = options.tool_list();
                 let template = options.template(model, &tools);
-                let more = lend(new, |new| encode_next(model.tokenizer, known, new, &template))?;
-                ([known, &more].concat(), None)
+                let more = lend(new, |new| encode_next(model.tokenizer, before, new, &template))?;
+                ([before, &more].concat(), None)
             }
             _ => options.encode_prompt(model, &all)?,
         };
+        let History { messages, tokens: encoded, reply_start, .. } = &self.history;
         if let Some(unfinished) = &mut unfinished
             && has_tools
-            && all == self.messages
-            && !self.tokens.is_empty()
-            && let Some(chosen) = self.tokens.get(self.reply_start..)
+            && all == *messages
+            && !encoded.is_empty()
+            && let Some(chosen) = encoded.get(*reply_start..)
         {
             let mut text = Vec::new();
             chosen.iter().for_each(|&token| model.tokenizer.append_text(token, &mut text));
@@ -436,9 +443,8 @@ impl Conversation {
                 let mut whole = parser(model, call_blocks(options, &all));
                 whole.finish(&text);
                 if all.last() == Some(&ChatMessage::from(whole.reply())) {
-                    (tokens, last_message, last_token) =
-                        (self.tokens.clone(), self.last_message, self.last_token);
-                    (unfinished.start, unfinished.text) = (self.reply_start, text);
+                    (tokens, known) = (encoded.clone(), self.history.known);
+                    (unfinished.start, unfinished.text) = (*reply_start, text);
                 }
             }
         }
@@ -453,23 +459,14 @@ impl Conversation {
                 dropped_messages = oldest.len();
                 kept.drain(oldest);
                 (tokens, unfinished) = options.encode_prompt(model, &kept)?;
-                (last_message, last_token) = (0, 0);
+                known = Known::default();
             }
         }
         if unfinished.is_some() {
             kept.pop();
         }
         let (messages, tools) = (Some(kept), options.tools.clone());
-        let prompt = Prompt {
-            tokens,
-            messages,
-            is_new,
-            tools,
-            last_message,
-            last_token,
-            dropped_messages,
-            unfinished,
-        };
+        let prompt = Prompt { tokens, messages, is_new, tools, known, dropped_messages, unfinished };
         self.begin(model, session, prompt, options)
     }
 
@@ -494,7 +491,7 @@ impl Conversation {
         let PrefixState { tokens: seen, kept, dropped } = &self.prefix;
         let same = seen.iter().zip(&prompt.tokens).take_while(|(a, b)| a == b).count();
         let whole = same == seen.len() && prompt.tokens.len() > seen.len();
-        let again = prompt.last_token >= kept + dropped && same >= prompt.last_token;
+        let again = prompt.known.tokens >= kept + dropped && same >= prompt.known.tokens;
         let goes_on = *dropped > 0 && overflow == Overflow::Shift { keep: *kept } && (whole || again);
         let hole = if goes_on { *kept..kept + dropped } else { 0..0 };
         let left = [
@@ -694,11 +691,9 @@ impl Conversation {
                 self.sampler = Some(sampler);
                 if let Some(mut messages) = prompt.messages {
                     messages.push(message.clone());
-                    (self.messages, self.unanswered) = (messages, false);
-                    self.tokens = tokens;
-                    self.reply_start = reply_start;
-                    self.tools = prompt.tools;
-                    (self.last_message, self.last_token) = (prompt.last_message, prompt.last_token);
+                    let Prompt { tools, known, .. } = prompt;
+                    self.history = History { messages, tokens, tools, known, reply_start };
+                    self.unanswered = false;
                 }
             }
         }

@@ -26,6 +26,7 @@
 pub mod anthropic;
 mod conversation;
 mod fields;
+mod history;
 mod kept;
 mod message;
 mod model;
@@ -39,6 +40,7 @@ pub mod snapshot;
 mod template;
 
 pub use conversation::{Conversation, Finish, Piece, Progress, SessionState, Usage, drive};
+pub use history::{History, Known};
 pub use message::{ChatMessage, FunctionCall};
 pub use model::ChatModel;
 pub use options::{

@@ -2,24 +2,30 @@
 //!
 //! ```text
 //! magic (8) | fingerprint (32) | layout (1) | kv format (1) | activations (1) | attention (1, 4, 4, 4) | tokens (4)
-//! | kept (4) | dropped (4) | length of the messages (4) | ids (4 each) | messages | keys and values | checksum (32)
+//! | kept (4) | dropped (4) | length of the messages (4) | tokens of the messages (4) | known messages (4)
+//! | known tokens (4) | start of the reply (4) | length of the tools (4) | ids (4 each) | ids of the messages (4 each)
+//! | messages | tools | keys and values | checksum (32)
 //! ```
-//! Numbers are little-endian; messages are JSON, an array in OpenAI's form. The checksum is the SHA-256 of all before.
-//! Hosts bring the hash function.
+//! Numbers are little-endian; messages are JSON, an array in OpenAI's form, and so are tools, an array of strings. See
+//! [`PrefixState`] and [`History`] for the numbers. The checksum is the SHA-256 of all before. Hosts bring the hash function.
 #![forbid(unsafe_code)]
 
 use super::openai::{messages_json, parse_messages};
-use super::{ChatMessage, PrefixState};
+use super::{History, Known, PrefixState};
 use crate::error::{Error, Result};
+use crate::json::{self, Value};
 use crate::{Activations, AttentionPattern, KvFormat, SessionOptions};
+use alloc::string::String;
 use alloc::vec::Vec;
 
 const MAGIC: [u8; 6] = *b"shohin";
-const VERSION: [u8; 2] = [0, 3];
+const VERSION: [u8; 2] = [0, 4];
 const ORIGIN: usize = 48;
 /// Where an origin has its layout.
 const LAYOUT: usize = 32;
-const HEAD: usize = 8 + ORIGIN + 16;
+/// Numbers after the origin.
+const NUMBERS: usize = 9;
+const HEAD: usize = 8 + ORIGIN + 4 * NUMBERS;
 const SUM: usize = 32;
 
 /// SHA-256 of some bytes.
@@ -128,7 +134,7 @@ impl Origin {
 #[derive(Clone, Debug)]
 pub struct Snapshot<'b> {
     /// The messages.
-    pub messages: Vec<ChatMessage>,
+    pub history: History,
     /// The tokens that the session held.
     pub prefix: PrefixState,
     /// The output of [`Session::export`](crate::Session::export).
@@ -139,22 +145,48 @@ pub struct Snapshot<'b> {
 ///
 /// # Errors
 /// [`Error::Memory`]; [`Error::Limit`] for texts of 4 GB.
-pub fn begin(origin: &Origin, messages: &[ChatMessage], prefix: &PrefixState, len: usize) -> Result<Vec<u8>> {
-    let PrefixState { tokens, kept, dropped } = prefix;
-    let messages = messages_json(messages);
-    let need = HEAD + 4 * tokens.len() + messages.len() + len + SUM;
+pub fn begin(origin: &Origin, history: &History, prefix: &PrefixState, len: usize) -> Result<Vec<u8>> {
+    let History { messages, tokens, tools, known, reply_start } = history;
+    let (messages, tools) = (messages_json(messages), tools_json(tools));
+    let need = HEAD + 4 * (prefix.tokens.len() + tokens.len()) + messages.len() + tools.len() + len + SUM;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(need).map_err(|_| error!(Memory { need: need as u64, have: 0 }))?;
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&VERSION);
     bytes.extend_from_slice(&origin.0);
-    for n in [tokens.len(), *kept, *dropped, messages.len()] {
+    let numbers: [usize; NUMBERS] = [
+        prefix.tokens.len(),
+        prefix.kept,
+        prefix.dropped,
+        messages.len(),
+        tokens.len(),
+        known.messages,
+        known.tokens,
+        *reply_start,
+        tools.len(),
+    ];
+    for n in numbers {
         let limit = error!(Limit { what: "size of a session", found: n as u64, max: u64::from(u32::MAX) });
         bytes.extend_from_slice(&u32::try_from(n).map_err(|_| limit)?.to_le_bytes());
     }
-    tokens.iter().for_each(|id| bytes.extend_from_slice(&id.to_le_bytes()));
+    prefix.tokens.iter().chain(tokens).for_each(|id| bytes.extend_from_slice(&id.to_le_bytes()));
     bytes.extend_from_slice(messages.as_bytes());
+    bytes.extend_from_slice(tools.as_bytes());
     Ok(bytes)
+}
+
+fn tools_json(tools: &[String]) -> String {
+    let mut out = String::from("[");
+    for (i, tool) in tools.iter().enumerate() {
+        out.push_str(if i == 0 { "" } else { "," });
+        json::string(tool, &mut out);
+    }
+    out.push(']');
+    out
+}
+
+fn parse_tools(text: &str) -> Option<Vec<String>> {
+    Value::parse(text).ok()?.elements()?.into_iter().map(Value::as_string).collect()
 }
 
 /// Appends the checksum: the end of a snapshot.
@@ -193,11 +225,12 @@ pub fn extent(head: &[u8], origin: &Origin, per_token: u64) -> Result<Extent> {
     }
     let word =
         |at: usize| head.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u32::from_le_bytes(*word));
-    let [len, dropped, text] = [0, 8, 12].map(|at| word(8 + ORIGIN + at));
+    let [len, dropped, text, encoded, tools] = [0, 2, 3, 4, 8].map(|n| word(8 + ORIGIN + 4 * n));
     let held = len.saturating_sub(dropped);
     // Those of 32 bits take twice as much, and some room is for what a cache holds beside them.
     let kv = (u64::from(held) + 64).saturating_mul(per_token.saturating_mul(4));
-    let rest = (HEAD + SUM) as u64 + 4 * u64::from(len) + u64::from(text);
+    let ids = u64::from(len) + u64::from(encoded);
+    let rest = (HEAD + SUM) as u64 + 4 * ids + u64::from(text) + u64::from(tools);
     Ok(Extent { held: held as usize, most: rest.saturating_add(kv) })
 }
 
@@ -229,14 +262,29 @@ pub fn open<'b>(bytes: &'b [u8], origin: &Origin, digest: Digest) -> Result<Snap
     }
     let words: Vec<usize> =
         numbers.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word) as usize).collect();
-    let [len, kept, dropped, text] = words[..] else { return Err(damaged()) };
-    let (ids, rest) = len.checked_mul(4).and_then(|at| rest.split_at_checked(at)).ok_or_else(damaged)?;
-    let (text, kv) = rest.split_at_checked(text).ok_or_else(damaged)?;
-    if kept.checked_add(dropped).is_none_or(|end| dropped > 0 && end > len) {
+    let [len, kept, dropped, messages, encoded, known_messages, known_tokens, reply_start, tools] = words[..]
+    else {
+        return Err(damaged());
+    };
+    let ids = |rest: &'b [u8], len: usize| {
+        let (ids, rest) = rest.split_at_checked(len.checked_mul(4)?)?;
+        Some((ids.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id)).collect::<Vec<u32>>(), rest))
+    };
+    let text = |rest: &'b [u8], len: usize| {
+        let (text, rest) = rest.split_at_checked(len)?;
+        Some((core::str::from_utf8(text).ok()?, rest))
+    };
+    let (prefix, rest) = ids(rest, len).ok_or_else(damaged)?;
+    let (tokens, rest) = ids(rest, encoded).ok_or_else(damaged)?;
+    let (messages, rest) = text(rest, messages).ok_or_else(damaged)?;
+    let (tools, kv) = text(rest, tools).ok_or_else(damaged)?;
+    let messages = parse_messages(messages).map_err(|_| damaged())?;
+    let tools = parse_tools(tools).ok_or_else(damaged)?;
+    let is_cut = kept.checked_add(dropped).is_none_or(|end| dropped > 0 && end > len);
+    if is_cut || known_messages > messages.len() || known_tokens.max(reply_start) > encoded {
         return Err(damaged());
     }
-    let messages =
-        parse_messages(core::str::from_utf8(text).map_err(|_| damaged())?).map_err(|_| damaged())?;
-    let tokens = ids.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id)).collect();
-    Ok(Snapshot { messages, prefix: PrefixState { tokens, kept, dropped }, kv })
+    let known = Known { messages: known_messages, tokens: known_tokens };
+    let history = History { messages, tokens, tools, known, reply_start };
+    Ok(Snapshot { history, prefix: PrefixState { tokens: prefix, kept, dropped }, kv })
 }
