@@ -100,7 +100,8 @@ pub(crate) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
         // The clients of OpenAI and Anthropic have many of their own.
-        .allow_headers(AllowHeaders::mirror_request());
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([header::RETRY_AFTER]);
     if origins == ["*"] {
         return Ok(Some(layer.allow_origin(AllowOrigin::any())));
     }

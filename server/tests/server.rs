@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use shohin::core::chat::Role;
-use shohin::core::gguf::{Gguf, GgufWriter};
+use shohin::core::gguf::{Gguf, GgufWriter, Value as Metadata};
 use shohin::core::model::Pooling;
 use shohin::{ChatMessage, Model, ModelFile};
 use shohin_server::{Server, ServerOptions};
@@ -53,10 +53,8 @@ impl Running {
         let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
         let response = agent.run(request.body(body.as_ref()).unwrap()).unwrap();
         let (parts, body) = response.into_parts();
-        let header = |name| parts.headers.get(name).map(|value| value.to_str().unwrap().into());
-        let (retry, origin) = (header("retry-after"), header("access-control-allow-origin"));
-        let policy = header("content-security-policy");
-        Answer { status: parts.status.as_u16(), retry, origin, policy, body: Box::new(body.into_reader()) }
+        let (status, headers) = (parts.status.as_u16(), parts.headers);
+        Answer { status, headers, body: Box::new(body.into_reader()) }
     }
 
     fn post(&self, path: &str, body: &Value) -> Answer {
@@ -76,13 +74,15 @@ impl Running {
 
 struct Answer {
     status: u16,
-    retry: Option<String>,
-    origin: Option<String>,
-    policy: Option<String>,
+    headers: ureq::http::HeaderMap,
     body: Box<dyn Read + Send>,
 }
 
 impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
     fn text(mut self) -> String {
         let mut text = String::new();
         self.body.read_to_string(&mut text).unwrap();
@@ -327,29 +327,33 @@ fn texts_are_continued_and_embedded() {
     }
 }
 
-/// The built-in model with more metadata.
-fn model_with(metadata: &[(&str, u32)], add_eos: bool) -> Model {
+/// The built-in model with other metadata.
+fn model_with(metadata: &[(&str, Metadata<'_>)]) -> Model {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.gguf");
     let bytes = std::fs::read(path).unwrap();
     let gguf = Gguf::parse(&bytes).unwrap();
     let mut w = GgufWriter::new();
     for (key, value) in gguf.metadata().iter() {
-        w.set(key, value).unwrap();
+        if !metadata.iter().any(|(other, _)| *other == key) {
+            w.set(key, value).unwrap();
+        }
     }
     metadata.iter().for_each(|&(key, value)| w.set(key, value).unwrap());
-    w.set("tokenizer.ggml.add_eos_token", add_eos).unwrap();
     for tensor in gguf.tensors() {
         w.tensor(tensor.name(), tensor.dims(), tensor.format().unwrap()).unwrap();
     }
     let file = w.to_vec(gguf.tensors().iter().map(|tensor| gguf.data(tensor))).unwrap();
-    let file = ModelFile::from_bytes("pooled", &file).unwrap();
+    let file = ModelFile::from_bytes("changed", &file).unwrap();
     Model::builder().context(512).load_file(&file).unwrap()
 }
 
 /// As a Qwen3-Embedding file asks: the state of the last token, which is the end of the text.
 #[test]
 fn texts_are_embedded_as_the_file_asks() {
-    let model = model_with(&[("qwen3.pooling_type", 3)], true);
+    let model = model_with(&[
+        ("qwen3.pooling_type", Metadata::U32(3)),
+        ("tokenizer.ggml.add_eos_token", Metadata::Bool(true)),
+    ]);
     let server = Running::with(&model, |_| ());
     let text = "A cow.";
     let answer = server.post("/v1/embeddings", &json!({ "input": text })).ok();
@@ -365,14 +369,14 @@ fn texts_are_embedded_as_the_file_asks() {
     assert_eq!(model.tokenize(text), MODEL.tokenize(text));
 
     for (pooling, name) in [(2, "cls"), (4, "rank")] {
-        let model = model_with(&[("qwen3.pooling_type", pooling)], false);
+        let model = model_with(&[("qwen3.pooling_type", Metadata::U32(pooling))]);
         let refused = Running::with(&model, |_| ()).post("/v1/embeddings", &json!({ "input": text }));
         assert!(refused.status >= 400);
         let refused = refused.text();
         assert!(refused.contains(&format!("qwen3.pooling_type is \\\"{name}\\\"")), "{refused}");
         assert!(model.embed(text).is_err() && model.chat().is_ok());
     }
-    let mean = model_with(&[("qwen3.pooling_type", 1)], false);
+    let mean = model_with(&[("qwen3.pooling_type", Metadata::U32(1))]);
     assert_eq!(mean.embed(text).unwrap(), MODEL.embed(text).unwrap());
 }
 
@@ -572,7 +576,7 @@ fn a_full_server_refuses_and_a_client_that_leaves_makes_room() {
     let unread = server.post("/v1/chat/completions", &endless());
     assert!(slow.next().is_some());
     let refused = server.post("/v1/chat/completions", &ask("Hello!"));
-    assert_eq!((refused.status, refused.retry.as_deref()), (429, Some("1")));
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
     assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded");
     assert_eq!(server.send("GET", "/health", "", &[]).status, 200);
     drop(unread);
@@ -651,10 +655,14 @@ fn a_key_and_origins_are_asked_for() {
     }
     let page = [("authorization", "Bearer secret"), ("origin", "https://example.com")];
     let answer = server.send("GET", "/v1/models", "", &page);
-    assert_eq!((answer.status, answer.origin.as_deref()), (200, Some("https://example.com")));
+    assert_eq!(
+        (answer.status, answer.header("access-control-allow-origin")),
+        (200, Some("https://example.com"))
+    );
+    assert_eq!(answer.header("access-control-expose-headers"), Some("retry-after"));
     let other = [("authorization", "Bearer secret"), ("origin", "https://example.org")];
     let refused = server.send("GET", "/v1/models", "", &other);
-    assert_eq!((refused.status, &refused.origin), (403, &None));
+    assert_eq!((refused.status, refused.header("access-control-allow-origin")), (403, None));
     assert!(refused.text().contains("https://example.org"));
     assert_eq!(server.send("GET", "/health", "", &[]).status, 200);
 
@@ -880,14 +888,14 @@ fn a_stream_of_named_events_ends_with_its_error() {
 fn the_page_is_served_to_chat_with_the_server_only() {
     let server = Running::new(|_| ());
     let answer = server.send("GET", "/", "", &[]);
-    let policy = answer.policy.clone().unwrap();
+    let policy = answer.header("content-security-policy").unwrap().to_string();
     assert!(policy.starts_with("default-src 'none'; script-src 'nonce-"), "{policy}");
     let nonce = policy.split('\'').nth(3).unwrap().to_string();
     let page = answer.ok_text();
     let attribute = format!("nonce=\"{}\"", nonce.strip_prefix("nonce-").unwrap());
     assert_eq!(page.matches(&attribute).count(), 2);
     assert!(!page.contains("{nonce}") && !page.contains("http://") && !page.contains("https://"));
-    assert_ne!(server.send("GET", "/", "", &[]).policy.unwrap(), policy);
+    assert_ne!(server.send("GET", "/", "", &[]).header("content-security-policy").unwrap(), policy);
 
     let ask_from = |server: &Running, origin: &str, host: Option<&str>| {
         let mut headers = vec![("origin", origin), ("authorization", "Bearer secret")];
