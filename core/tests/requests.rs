@@ -350,7 +350,11 @@ fn blocks_of_anthropic_are_messages() {
             ] },
         ],
         "max_tokens": 7, "top_k": 3, "stop_sequences": ["a", "b"],
-        "tools": [{ "name": "weather", "input_schema": schema }], "tool_choice": { "type": "any" },
+        "tools": [{
+            "name": "weather", "input_schema": schema, "eager_input_streaming": true, "defer_loading": false,
+            "allowed_callers": ["direct"], "input_examples": [{ "city": "Bern" }],
+        }],
+        "tool_choice": { "type": "any" },
         "thinking": { "type": "enabled", "budget_tokens": 9 }, "metadata": { "user_id": "u" },
     });
     let read = MessagesRequest::parse(&request.to_string()).unwrap();
@@ -394,6 +398,22 @@ fn blocks_of_anthropic_are_messages() {
         ),
         (json!({ "messages": user, "tools": [{ "type": "bash_20250124", "name": "bash" }] }), "tools[0]"),
         (json!({ "messages": user, "tools": [{ "name": "x" }] }), "tools[0]"),
+        (
+            json!({ "messages": user, "tools": [{ "name": "x", "input_schema": {}, "defer_loading": true }] }),
+            "tools[0].defer_loading",
+        ),
+        (
+            json!({ "messages": user, "tools": [{ "name": "x", "input_schema": {}, "allowed_callers": ["code_execution_20250825"] }] }),
+            "tools[0].allowed_callers[0]",
+        ),
+        (
+            json!({ "messages": user, "tools": [{ "name": "x", "input_schema": {}, "eager_input_streaming": 1 }] }),
+            "tools[0].eager_input_streaming",
+        ),
+        (
+            json!({ "messages": user, "tools": [{ "name": "x", "input_schema": {}, "input_examples": {} }] }),
+            "tools[0].input_examples",
+        ),
         (json!({ "messages": user, "tool_choice": { "type": "any" } }), "tool_choice"),
         (json!({ "messages": user, "thinking": { "type": "deep" } }), "thinking.type"),
         (json!({ "messages": user, "stop_sequences": "x" }), "stop_sequences"),

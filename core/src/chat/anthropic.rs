@@ -43,6 +43,22 @@ const FIELDS: &[&str] = &[
 /// Fields of a part that is text.
 const TEXT_FIELDS: &[&str] = &["type", "text", "cache_control", "citations"];
 
+/// Fields of a tool.
+const TOOL_FIELDS: &[&str] = &[
+    "type",
+    "name",
+    "description",
+    "input_schema",
+    "strict",
+    // Only as without them.
+    "defer_loading",
+    "allowed_callers",
+    // Taken and left aside: calls are sent when they are complete, and no template shows examples.
+    "eager_input_streaming",
+    "input_examples",
+    "cache_control",
+];
+
 /// A request for a message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MessagesRequest {
@@ -186,8 +202,18 @@ fn tools(field: &Field<'_>) -> Result<Vec<String>> {
         if kind.is_some_and(|kind| kind.as_string().as_deref() != Some("custom")) {
             return Err(tool.unsupported("tools of type custom"));
         }
-        let known = &["type", "name", "description", "input_schema", "cache_control", "strict"];
-        let given = tool.object(known, "must be an object with a name and an input_schema")?;
+        let given = tool.object(TOOL_FIELDS, "must be an object with a name and an input_schema")?;
+        given.only(&[("defer_loading", "false")])?;
+        if let Some(callers) = given.get("allowed_callers") {
+            callers.each("must be an array of strings", &mut |caller| match caller.string()?.as_str() {
+                "direct" => Ok(()),
+                _ => Err(caller.unsupported("direct")),
+            })?;
+        }
+        given.boolean("eager_input_streaming")?;
+        if let Some(examples) = given.get("input_examples") {
+            examples.each("must be an array of inputs", &mut |_| Ok(()))?;
+        }
         let name = given.get("name").ok_or_else(|| tool.refused("has no name"))?;
         let schema = given.get("input_schema").ok_or_else(|| tool.refused("has no input_schema"))?;
         let [description, strict] = ["description", "strict"].map(|name| given.get(name));
