@@ -174,7 +174,13 @@ impl Failure {
             status if status.is_server_error() => "api_error",
             _ => "invalid_request_error",
         };
-        json!({ "type": "error", "error": { "type": kind, "message": self.message() } })
+        let mut answer = json!({ "type": "error", "error": { "type": kind, "message": self.message() } });
+        // Anthropic's clients then send whole conversations.
+        if self.field().as_deref() == Some("thread") {
+            answer["error"]["details"] =
+                json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] });
+        }
+        answer
     }
 
     /// The kind of an error in OpenAI's form, which stands in for its code if it has none.

@@ -836,6 +836,18 @@ fn messages_of_anthropic_are_whole_or_streamed() {
         assert!(answer["error"]["message"].as_str().unwrap().contains(says), "{answer}");
     }
     assert_eq!(server.send("GET", path, "", &[("x-api-key", "secret")]).json()["type"], "error");
+
+    // The tool runners of Anthropic's clients then send whole conversations.
+    for thread in [json!({ "type": "create" }), json!({ "type": "continue", "previous_message_id": "msg_1" })]
+    {
+        let refused = post("/v1/messages?beta=true", &with(request.clone(), json!({ "thread": thread })));
+        assert_eq!(refused.status, 400);
+        let details = &refused.json()["error"]["details"];
+        assert_eq!(
+            details,
+            &json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] })
+        );
+    }
 }
 
 #[test]
