@@ -171,6 +171,8 @@ fn unknown_fields_of_objects_are_refused() {
     for message in [
         r#"{"role":"assistant","tool_calls":[]},{"role":"user","content":"x","name":"add"}"#,
         r#"{"role":"assistant","content":"x","refusal":null,"annotations":[],"audio":null}"#,
+        r#"{"role":"assistant","content":"{}","parsed":{"a":1}}"#,
+        r#"{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{}","parsed_arguments":{}}}]}"#,
         &format!(r#"{{"role":"assistant","content":null,"tool_calls":[{call}]}}"#),
     ] {
         ChatCompletionRequest::parse(&format!(r#"{{"messages":[{message}]}}"#)).unwrap();

@@ -2,8 +2,9 @@
 //!
 //! A request's fields are those of OpenAI's reference that this runtime follows; others, also within objects, are
 //! refused unless they are null, so that none is left out unnoticed. Some are taken and left aside: those that are for a
-//! service's own use, and of a message `name`, `refusal` and `annotations`. Results of tools are matched to calls by their
-//! ids, or without ids by their order. Three go beyond the reference: `thinking` (a boolean, or an object with a `budget`
+//! service's own use, of a message `name`, `refusal` and `annotations`, and what clients add to messages that they have
+//! read: `parsed` and `parsed_arguments`. Results of tools are matched to calls by their ids, or without ids by their
+//! order. Three go beyond the reference: `thinking` (a boolean, or an object with a `budget`
 //! of tokens), `overflow` (`error`, `trim` or `shift`), and `reasoning` in an assistant's message.
 #![forbid(unsafe_code)]
 
@@ -73,6 +74,7 @@ const MESSAGE_FIELDS: &[&str] = &[
     "name",
     "refusal",
     "annotations",
+    "parsed",
 ];
 
 /// A request for a chat completion.
@@ -325,10 +327,10 @@ fn message(
         let problem = "must be an array of calls, each with a function that has a name and arguments";
         let mut ids = Vec::new();
         calls.each(problem, &mut |call| {
-            let call = call.object(&["id", "type", "index", "function"], problem)?;
+            let call = call.object(&["id", "type", "index", "function", "parsed_arguments"], problem)?;
             ids.push(call.string("id")?);
             let function = call.get("function").ok_or_else(|| calls.refused(problem))?;
-            let function = function.object(&["name", "arguments"], problem)?;
+            let function = function.object(&["name", "arguments", "parsed_arguments"], problem)?;
             let read = function.string("name")?.zip(function.string("arguments")?);
             let (name, arguments) = read.ok_or_else(|| calls.refused(problem))?;
             message.tool_calls.push(FunctionCall { name, arguments });

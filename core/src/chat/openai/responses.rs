@@ -170,7 +170,7 @@ fn item(
                 }
             };
             let content = given.get("content").ok_or_else(|| field.refused("has no content"))?;
-            let known = &["type", "text", "annotations", "logprobs"];
+            let known = &["type", "text", "annotations", "logprobs", "parsed"];
             let text = text_parts(&content, &["input_text", "output_text", "text"], known)?;
             let mut message = ChatMessage::new(role, text);
             if role == Role::Assistant {
@@ -179,7 +179,8 @@ fn item(
             messages.push(message);
         }
         Some("function_call") => {
-            let given = field.object(&["type", "id", "call_id", "name", "arguments", "status"], "")?;
+            let known = &["type", "id", "call_id", "name", "arguments", "status", "parsed_arguments"];
+            let given = field.object(known, "")?;
             let read = given.string("name")?.zip(given.string("arguments")?);
             let (name, arguments) = read.ok_or_else(|| field.refused("must have a name and arguments"))?;
             let call = FunctionCall { name, arguments };
