@@ -26,6 +26,8 @@ pub(crate) enum Failure {
     Unauthorized,
     /// It comes from a page of another origin.
     Origin(String),
+    /// It is for a name that anyone may have given this machine's address.
+    Host(String),
     /// All places are taken.
     Busy,
     /// It has taken longer than the server allows.
@@ -76,7 +78,7 @@ impl Failure {
             Failure::UnknownModel { .. } | Failure::NotFound(_) => StatusCode::NOT_FOUND,
             Failure::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Failure::Unauthorized => StatusCode::UNAUTHORIZED,
-            Failure::Origin(_) => StatusCode::FORBIDDEN,
+            Failure::Origin(_) | Failure::Host(_) => StatusCode::FORBIDDEN,
             Failure::Busy => StatusCode::TOO_MANY_REQUESTS,
             Failure::TimedOut => StatusCode::GATEWAY_TIMEOUT,
             Failure::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
@@ -102,6 +104,11 @@ impl Failure {
             }
             Failure::Origin(origin) => {
                 format!("pages of {origin:?} may not ask; the server's --cors names those that may")
+            }
+            Failure::Host(host) => {
+                format!(
+                    "without --api-key the server is not asked by the name {host:?}, expected its address or localhost"
+                )
             }
             Failure::Busy => "all places in the queue are taken; ask again later".into(),
             Failure::TimedOut => "the request took longer than the server allows".into(),

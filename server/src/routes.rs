@@ -6,9 +6,10 @@ use crate::metrics::Metrics;
 use crate::page;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -159,6 +160,9 @@ async fn authorize(State(app): Shared, request: Request, next: Next) -> Response
             let origin = String::from_utf8_lossy(origin.as_bytes()).into_owned();
             return Failure::Origin(origin).answer(style);
         }
+    } else if let Err(failure) = app.check_host(headers) {
+        // A browser names no origin if a page reads what is its own.
+        return failure.answer(style);
     }
     if let Some(key) = &app.key {
         let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
@@ -278,8 +282,9 @@ async fn count_tokens(State(app): Shared, body: Body) -> Response {
 }
 
 /// A page to chat with the model.
-async fn page() -> Response {
-    page::answer(random())
+async fn page(State(app): Shared, headers: HeaderMap) -> Result<Response, Failure> {
+    app.check_host(&headers)?;
+    Ok(page::answer(random()))
 }
 
 async fn complete(State(app): Shared, body: Body) -> Result<Response, Failure> {
@@ -379,8 +384,33 @@ impl App {
         }
     }
 
-    /// Whether a page of this origin is the server's own. A page elsewhere can give its name this machine's address: without a
-    /// key, only addresses and `localhost` are believed.
+    /// Refuses a request by a name that a page elsewhere can have, too.
+    fn check_host(&self, headers: &HeaderMap) -> Result<(), Failure> {
+        // Every browser names it.
+        let Some(host) = headers.get(header::HOST) else { return Ok(()) };
+        if self.origins == ["*"] || host.to_str().is_ok_and(|host| self.believes(host)) {
+            return Ok(());
+        }
+        Err(Failure::Host(String::from_utf8_lossy(host.as_bytes()).into_owned()))
+    }
+
+    /// Whether a page of this name may ask. A page elsewhere can give its name this machine's address: without a key, only
+    /// addresses are believed, and names that nobody can register.
+    fn believes(&self, host: &str) -> bool {
+        if self.key.is_some() {
+            return true;
+        }
+        let Ok(authority) = host.parse::<Authority>() else { return false };
+        let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
+        let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
+        let is_private = match name.rsplit_once('.') {
+            None => !name.is_empty(),
+            Some((_, last)) => matches!(last, "localhost" | "local" | "internal"),
+        };
+        address || is_private
+    }
+
+    /// Whether a page of this origin is the server's own.
     fn is_own(&self, origin: &HeaderValue, host: Option<&HeaderValue>) -> bool {
         let (Ok(origin), Some(Ok(host))) = (origin.to_str(), host.map(HeaderValue::to_str)) else {
             return false;
@@ -388,10 +418,7 @@ impl App {
         let same = origin.split_once("://").is_some_and(|(scheme, name)| {
             matches!(scheme, "http" | "https") && name.eq_ignore_ascii_case(host)
         });
-        let Ok(authority) = host.parse::<Authority>() else { return false };
-        let name = authority.host();
-        let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
-        same && (self.key.is_some() || address || name.eq_ignore_ascii_case("localhost"))
+        same && self.believes(host)
     }
 
     /// A place for a request, unless the server shuts down.

@@ -926,3 +926,41 @@ fn the_page_is_served_to_chat_with_the_server_only() {
     assert_eq!(ask_from(&with_key, "http://models.example", Some("models.example")), 200);
     assert_eq!(with_key.send("GET", "/", "", &[]).status, 200);
 }
+
+/// A page of a name that was given this machine's address names no origin when it reads.
+#[test]
+fn without_a_key_names_that_anyone_can_have_are_refused() {
+    let server = Running::new(|_| ());
+    let status =
+        |server: &Running, path: &str, host: &str| server.send("GET", path, "", &[("host", host)]).status;
+    for path in ["/", "/v1/models", "/v1/models/sprout", "/metrics"] {
+        for host in
+            ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "local.example.", "a b", ""]
+        {
+            assert_eq!(status(&server, path, host), 403, "{path} {host:?}");
+        }
+        for host in [
+            "127.0.0.1",
+            "10.0.0.1:80",
+            "[::1]:8080",
+            "LocalHost:1",
+            "shohin:8080",
+            "box.local",
+            "a.internal",
+        ] {
+            assert_eq!(status(&server, path, host), 200, "{path} {host:?}");
+        }
+    }
+    let asked = [("host", "evil.example")];
+    let refused = server.send("POST", "/v1/chat/completions", ask("Hello!").to_string(), &asked);
+    assert_eq!((refused.status, refused.text().contains("evil.example")), (403, true));
+    assert_eq!(status(&server, "/health", "evil.example"), 200);
+    // Where pages of every origin may ask, the name does not matter, and with a key it gives nothing away.
+    let open = Running::new(|options| options.origins = vec!["*".into()]);
+    assert_eq!(status(&open, "/v1/models", "evil.example"), 200);
+    let with_key = Running::new(|options| options.key = Some("secret".into()));
+    assert_eq!(status(&with_key, "/v1/models", "models.example"), 401);
+    let named = [("host", "models.example"), ("x-api-key", "secret")];
+    assert_eq!(with_key.send("GET", "/v1/models", "", &named).status, 200);
+}
+
