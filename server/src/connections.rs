@@ -42,7 +42,8 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Answers what comes in at `listener` until `stop` is done. The answers that have begun then have `grace` to end, and what is
-/// left soon after that is closed.
+/// left soon after that is closed. Meanwhile `router` answers new requests, too, each on a connection of its own: it says that
+/// the server is shutting down, where a closed port would say that there is none.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
@@ -55,27 +56,41 @@ pub(crate) async fn serve(
     http.timer(TokioTimer::new()).header_read_timeout(HEADER);
     let open = GracefulShutdown::new();
     let (alive, closed) = watch::channel(());
-    let mut stop = pin!(stop);
-    loop {
-        let (place, stream) = tokio::select! {
-            next = accept(&listener, &places) => next,
-            () = &mut stop => break,
-        };
+    let begin = |(place, stream), http: &http1::Builder, open: &GracefulShutdown| {
         let service = TowerToHyperService::new(router.clone());
         let stream = TokioIo::new(Patient { stream, stalled: None });
         let connection = open.watch(http.serve_connection(stream, service));
         let mut closed = closed.clone();
         tokio::spawn(async move {
-            let _place = place;
+            let _place: Option<OwnedSemaphorePermit> = place;
             tokio::select! {
                 // An error is one of the client's.
                 _ = connection => {}
                 _ = closed.changed() => {}
             }
         });
+    };
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            next = accept(&listener, &places) => begin(next, &http, &open),
+            () = &mut stop => break,
+        }
     }
-    drop(listener);
-    let _ = tokio::time::timeout(grace.saturating_add(FAREWELL), open.shutdown()).await;
+    let farewell = async {
+        let late = GracefulShutdown::new();
+        http.keep_alive(false);
+        let mut ended = pin!(open.shutdown());
+        loop {
+            tokio::select! {
+                next = accept(&listener, &places) => begin(next, &http, &late),
+                () = &mut ended => break,
+            }
+        }
+        drop(listener);
+        let _ = tokio::time::timeout(FAREWELL, late.shutdown()).await;
+    };
+    let _ = tokio::time::timeout(grace.saturating_add(FAREWELL), farewell).await;
     drop(alive);
 }
 

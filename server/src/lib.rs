@@ -266,8 +266,8 @@ impl Server {
     }
 
     /// Answers requests until `shutdown` is done. Replies in progress then have [`ServerOptions::grace`] to end; what is
-    /// left after that ends with an error, connections that are still open two seconds later are closed, and new requests are
-    /// refused with status 503.
+    /// left after that ends with an error, and connections that are still open two seconds later are closed. Until the last
+    /// reply has ended, new requests, `/health` too, are refused with status 503.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Server { listener, connections, app, last, grace, origins, engine, .. } = self;
         // They have been checked.

@@ -132,6 +132,7 @@ pub(crate) fn router(app: Arc<App>, cors: Option<CorsLayer>) -> Router {
         .route("/", get(page))
         .fallback(async |request: Request| refuse(&request, Failure::NotFound))
         .method_not_allowed_fallback(async |request: Request| refuse(&request, Failure::Method))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), refuse_late))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), count))
         .layer(DefaultBodyLimit::max(app.body))
         .layer(RequestBodyTimeoutLayer::new(BODY_PAUSE))
@@ -146,6 +147,14 @@ pub(crate) fn router(app: Arc<App>, cors: Option<CorsLayer>) -> Router {
 fn refuse(request: &Request, problem: fn(String) -> Failure) -> Response {
     let path = request.uri().path();
     problem(path.into()).answer(Style::of(path))
+}
+
+/// Refuses what comes when the server is shutting down.
+async fn refuse_late(State(app): Shared, request: Request, next: Next) -> Response {
+    if app.last.get().is_some() {
+        return Failure::ShuttingDown.answer(Style::of(request.uri().path()));
+    }
+    next.run(request).await
 }
 
 /// Refuses requests without the key, and of pages that are not allowed to ask: a browser would send them, and only keep
@@ -196,9 +205,6 @@ async fn count(State(app): Shared, request: Request, next: Next) -> Response {
 }
 
 async fn health(State(app): Shared) -> Response {
-    if app.last.get().is_some() {
-        return Failure::ShuttingDown.into_response();
-    }
     if app.engine.strong_count() == 0 {
         return Failure::Stopped.into_response();
     }

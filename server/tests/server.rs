@@ -628,6 +628,36 @@ fn a_shutdown_lets_replies_end_and_says_which_it_cuts_off() {
     assert!(TcpStream::connect(address).is_err());
 }
 
+/// What asks whether the server can have requests learns it until the last reply has ended.
+#[test]
+fn a_server_that_shuts_down_says_so() {
+    let mut server = Running::new(|options| options.grace = Duration::from_secs(60));
+    let mut events = server.post("/v1/chat/completions", &endless()).events();
+    assert!(events.next().is_some());
+    assert_eq!(server.send("GET", "/health", "", &[]).status, 200);
+    // It sends nothing yet.
+    let mut silent = TcpStream::connect(server.address).unwrap();
+    drop(server.stop.take());
+    soon(|| server.send("GET", "/health", "", &[]).status == 503);
+    for (method, path) in [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/")] {
+        let refused = server.send(method, path, ask("Hello!").to_string(), &[]);
+        assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+        assert!(refused.text().contains("shutting down"));
+    }
+    let refused = server.post("/v1/messages", &ask("Hello!"));
+    assert_eq!(refused.json()["error"]["type"], "overloaded_error");
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+    // The reply goes on.
+    assert!(events.by_ref().take(20).all(|event| event.contains("chat.completion.chunk")));
+    let _silent = TcpStream::connect(server.address).unwrap();
+    let start = Instant::now();
+    drop(events);
+    let address = server.address;
+    server.shut_down();
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    assert!(TcpStream::connect(address).is_err());
+}
+
 #[test]
 fn a_client_that_does_not_read_does_not_hold_up_a_shutdown() {
     let server = Running::new(|options| options.grace = Duration::from_millis(200));
