@@ -184,6 +184,20 @@ fn ties_go_to_the_lower_id() {
 }
 
 #[test]
+fn no_probability_is_that_of_the_likeliest_token() {
+    for config in [
+        SamplerConfig::bonsai(),
+        SamplerConfig { temperature: 100.0, min_p: 1.0, typical_p: 0.01, ..SamplerConfig::greedy() },
+    ] {
+        let mut sampler = Sampler::new(&SamplerConfig { top_p: 0.0, ..config }, 5).unwrap();
+        for _ in 0..20 {
+            assert_eq!(sampler.sample(&[1.0, 2.9, 3.0, 0.0, 3.0]).unwrap(), 2);
+        }
+        assert_eq!(sampler.distribution(&[0.0; 5]).unwrap().len(), 1);
+    }
+}
+
+#[test]
 fn top_k_of_a_rising_row_selects_again_and_again() {
     let logits: Vec<f32> = (0..10_000).map(|i| i as f32 * 1e-3).collect();
     let config = SamplerConfig { temperature: 1.0, top_k: 20, ..SamplerConfig::greedy() };
@@ -253,7 +267,8 @@ fn options_out_of_range_are_named() {
         ("temperature", SamplerConfig { temperature: -0.1, ..base }),
         ("temperature", SamplerConfig { temperature: f32::NAN, ..base }),
         ("temperature", SamplerConfig { temperature: f32::INFINITY, ..base }),
-        ("top_p", SamplerConfig { top_p: 0.0, ..base }),
+        ("top_p", SamplerConfig { top_p: -0.01, ..base }),
+        ("top_p", SamplerConfig { top_p: f32::NAN, ..base }),
         ("top_p", SamplerConfig { top_p: 1.01, ..base }),
         ("min_p", SamplerConfig { min_p: -1.0, ..base }),
         ("typical_p", SamplerConfig { typical_p: f32::NAN, ..base }),

@@ -240,6 +240,10 @@ fn options_of_a_request_are_followed() {
     let other = server.chat(&with(seeded, json!({ "seed": 8 })));
     assert_ne!(content(&first), content(&other));
 
+    // The likeliest token alone.
+    let nothing = server.chat(&with(ask("Tell me a story."), json!({ "temperature": 1.5, "top_p": 0 })));
+    assert_eq!(content(&nothing), alone("Tell me a story."));
+
     let stopped = server.chat(&with(ask("Tell me a story."), json!({ "stop": [" "] })));
     assert!(!content(&stopped).contains(' '));
     let cut = server.chat(&with(

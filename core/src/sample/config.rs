@@ -16,7 +16,8 @@ pub struct SamplerConfig {
     pub temperature: f32,
     /// Keeps the k most likely tokens (the lower id among equals); 0 keeps all.
     pub top_k: usize,
-    /// Keeps the smallest set of most likely tokens that holds this much probability. Over 0, at most 1 (off).
+    /// Keeps the smallest set of most likely tokens that holds this much probability; 0 keeps
+    /// the most likely one (the lowest id among equals), as temperature 0 does. 0 to 1 (off).
     pub top_p: f32,
     /// Keeps tokens at least this likely, relative to the most likely one. 0 (off) to 1.
     pub min_p: f32,
@@ -102,6 +103,11 @@ impl SamplerConfig {
         })
     }
 
+    /// Whether the most likely token is always taken.
+    pub(super) fn is_greedy(&self) -> bool {
+        !cfg!(feature = "sampling") || self.temperature == 0.0 || self.top_p == 0.0
+    }
+
     /// Checks every option against its range.
     ///
     /// # Errors
@@ -115,7 +121,7 @@ impl SamplerConfig {
         }
         let (t, p, m, y) = (self.temperature, self.top_p, self.min_p, self.typical_p);
         within("temperature", t, (0.0..=100.0).contains(&t), "0 to 100")?;
-        within("top_p", p, p > 0.0 && p <= 1.0, "over 0, at most 1")?;
+        within("top_p", p, (0.0..=1.0).contains(&p), "0 to 1")?;
         within("min_p", m, (0.0..=1.0).contains(&m), "0 to 1")?;
         within("typical_p", y, y > 0.0 && y <= 1.0, "over 0, at most 1")?;
         let r = self.repetition_penalty;

@@ -70,7 +70,7 @@ impl Sampler {
         if vocab == 0 {
             return Err(error!(Option { what: "vocabulary size", found: 0.0, expected: "at least 1" }));
         }
-        let room = match (config.temperature == 0.0, config.top_k) {
+        let room = match (config.is_greedy(), config.top_k) {
             (true, _) => 1,
             (false, 0) => vocab,
             (false, k) => k.saturating_mul(4).max(64).min(vocab),
@@ -145,7 +145,7 @@ impl Sampler {
     /// # Errors
     /// [`Error::Length`] for another number of logits; [`Error::Logits`] if all are -inf or NaN.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
-        let greedy = !cfg!(feature = "sampling") || self.config.temperature == 0.0;
+        let greedy = self.config.is_greedy();
         let candidates = self.distribution(logits)?;
         // Never empty: the largest logit is finite and each filter keeps at least one candidate.
         let mut choice = candidates[0].token;
@@ -188,7 +188,7 @@ impl Sampler {
         }
         let c = self.config;
         self.candidates.clear();
-        if c.temperature == 0.0 {
+        if c.is_greedy() {
             let mut best = None;
             view.above(max.next_down(), &mut |token, _| {
                 best.get_or_insert(token);
