@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use shohin::core::chat::anthropic::{MessageWriter, MessagesRequest};
 use shohin::core::chat::openai::{
     self, ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, CompletionRequest, EmbeddingRequest,
-    Input, NamedEvent, ResponseWriter, ResponsesRequest,
+    Input, NamedEvent, ResponseWriter, ResponsesRequest, TextWriter,
 };
 use shohin::core::chat::{Encoded, Finish, Prompt, TurnOptions, Usage};
 use shohin::{ChatMessage, Model};
@@ -296,13 +296,15 @@ async fn page(State(app): Shared, headers: HeaderMap) -> Result<Response, Failur
 async fn complete(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = CompletionRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
-    let updates = app.begin(Asked::Text(request.prompt), &request.options, request.seed).await?;
+    let prompt = Asked::Text(request.prompt.clone());
+    let updates = app.begin(prompt, &request.options, request.seed).await?;
     let id = app.id();
     if request.stream {
-        return Ok(streamed(app, updates, Form::Text(id, request.include_usage)));
+        let writer = TextWriter::new(id, &request);
+        return Ok(streamed(app, updates, Form::Text(writer)));
     }
     let finish = whole(updates, |_| ()).await?;
-    Ok(json_text(openai::text_completion(&id, &finish.text, Some(&finish), true)))
+    Ok(json_text(openai::text_completion(&id, &finish)))
 }
 
 async fn embed(State(app): Shared, body: Body) -> Result<Response, Failure> {
@@ -555,7 +557,7 @@ async fn whole(mut updates: Updates, mut take: impl FnMut(Chunk)) -> Result<Fini
 /// The form of streamed answers.
 enum Form {
     Chat(ChunkWriter),
-    Text(CompletionId, bool),
+    Text(TextWriter),
     Response(ResponseWriter),
     Message(MessageWriter),
 }
@@ -576,12 +578,13 @@ impl Form {
                 events.push(plain("[DONE]"));
                 events
             }
-            (Form::Text(_, _), Update::Chunk(chunk)) if chunk.text.is_empty() => Vec::new(),
-            (Form::Text(id, _), Update::Chunk(chunk)) => {
-                vec![plain(&openai::text_completion(id, &chunk.text, None, false))]
+            (Form::Text(writer), Update::Chunk(chunk)) => {
+                writer.chunk(&chunk.text).iter().map(|data| plain(data)).collect()
             }
-            (Form::Text(id, usage), Update::End(finish)) => {
-                vec![plain(&openai::text_completion(id, "", Some(finish), *usage)), plain("[DONE]")]
+            (Form::Text(writer), Update::End(finish)) => {
+                let mut events: Vec<_> = writer.finish(finish).iter().map(|data| plain(data)).collect();
+                events.push(plain("[DONE]"));
+                events
             }
             (Form::Chat(_) | Form::Text(..), Update::Failed(failure)) => {
                 vec![plain(&failure.json(Style::OpenAi).to_string())]

@@ -309,12 +309,19 @@ fn texts_are_continued_and_embedded() {
         server.post("/v1/completions", &with(request.clone(), tokens)).ok()["choices"][0]["text"],
         want
     );
-    let events = server.post("/v1/completions", &with(request, json!({ "stream": true }))).events();
+    let events = server.post("/v1/completions", &with(request.clone(), json!({ "stream": true }))).events();
     let parts = events.filter_map(|event| serde_json::from_str::<Value>(&event).ok());
-    assert_eq!(
-        parts.map(|part| part["choices"][0]["text"].as_str().unwrap().to_string()).collect::<String>(),
-        want
-    );
+    let text = |part: &Value| part["choices"][0]["text"].as_str().unwrap().to_string();
+    let plain: Vec<Value> = parts.collect();
+    assert_eq!(plain.iter().map(text).collect::<String>(), want);
+    assert!(plain.iter().all(|part| part.get("usage").is_none()));
+    let counted = json!({ "stream": true, "stream_options": { "include_usage": true } });
+    let events = server.post("/v1/completions", &with(request, counted)).events();
+    let parts: Vec<Value> = events.filter_map(|event| serde_json::from_str(&event).ok()).collect();
+    let (last, parts) = parts.split_last().unwrap();
+    assert_eq!(parts.iter().map(text).collect::<String>(), want);
+    assert!(parts.iter().all(|part| part.get("usage") == Some(&Value::Null)));
+    assert_eq!((&last["choices"], &last["usage"]["completion_tokens"]), (&json!([]), &json!(12)));
 
     let texts = ["A cow.", "A dog and a hen."];
     let floats = server.post("/v1/embeddings", &json!({ "input": texts, "model": "sprout" })).ok();

@@ -12,7 +12,7 @@ mod responses;
 mod text;
 
 pub use responses::{ResponseWriter, ResponsesRequest};
-pub use text::{CompletionRequest, EmbeddingRequest, Input, text_completion};
+pub use text::{CompletionRequest, EmbeddingRequest, Input, TextWriter, text_completion};
 
 use super::conversation::{Finish, Piece, Usage};
 use super::fields::{Field, Object, refused};

@@ -160,8 +160,54 @@ fn token(field: &Field<'_>) -> Result<u32> {
     Ok(id.ok_or_else(|| field.refused("must be a token"))? as u32)
 }
 
-/// A part of a continuation, or with `finish` its end. A whole one is a part with all of its text and the end.
-pub fn text_completion(id: &CompletionId, text: &str, finish: Option<&Finish>, with_usage: bool) -> String {
+/// A continuation in one piece.
+pub fn text_completion(id: &CompletionId, finish: &Finish) -> String {
+    let mut out = part(id, &finish.text, Some(finish));
+    out.push_str(",\"usage\":");
+    usage(&finish.usage, &mut out);
+    out.push('}');
+    out
+}
+
+/// Writes a streamed continuation, chunk by chunk.
+#[derive(Clone, Debug)]
+pub struct TextWriter {
+    id: CompletionId,
+    include_usage: bool,
+}
+
+impl TextWriter {
+    /// For the answer to `request`.
+    pub fn new(id: CompletionId, request: &CompletionRequest) -> TextWriter {
+        TextWriter { id, include_usage: request.include_usage }
+    }
+
+    /// The next chunk; `None` if there is no text.
+    pub fn chunk(&self, text: &str) -> Option<String> {
+        if text.is_empty() { None } else { Some(self.close(part(&self.id, text, None))) }
+    }
+
+    /// The last chunks.
+    pub fn finish(&self, finish: &Finish) -> Vec<String> {
+        let mut chunks = Vec::from([self.close(part(&self.id, "", Some(finish)))]);
+        if self.include_usage {
+            let mut out = head(&self.id, "cmpl-", "text_completion");
+            out.push_str(",\"choices\":[],\"usage\":");
+            usage(&finish.usage, &mut out);
+            out.push('}');
+            chunks.push(out);
+        }
+        chunks
+    }
+
+    fn close(&self, mut out: String) -> String {
+        out.push_str(if self.include_usage { ",\"usage\":null}" } else { "}" });
+        out
+    }
+}
+
+/// A part of a continuation, or with `finish` its end: an object that is left open.
+fn part(id: &CompletionId, text: &str, finish: Option<&Finish>) -> String {
     let mut out = head(id, "cmpl-", "text_completion");
     out.push_str(",\"choices\":[{\"index\":0,\"text\":");
     json::string(text, &mut out);
@@ -171,10 +217,5 @@ pub fn text_completion(id: &CompletionId, text: &str, finish: Option<&Finish>, w
         None => out.push_str("null"),
     }
     out.push_str("}]");
-    if let Some(finish) = finish.filter(|_| with_usage) {
-        out.push_str(",\"usage\":");
-        usage(&finish.usage, &mut out);
-    }
-    out.push('}');
     out
 }
