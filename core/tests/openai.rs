@@ -133,7 +133,7 @@ fn wrong_requests_are_refused_with_the_same_code() {
     for (text, code) in [
         ("{", "malformed"),
         (r#"{"messages":[{"role":"user","content":"x"}],"max_tokens":1.5}"#, "option"),
-        (r#"{"messages":[{"role":"user","content":"x"}],"seed":-1}"#, "option"),
+        (r#"{"messages":[{"role":"user","content":"x"}],"seed":1.5}"#, "option"),
     ] {
         assert_eq!(ChatCompletionRequest::parse(text).unwrap_err().code(), code);
     }
@@ -204,6 +204,28 @@ fn fields_that_lack_another_are_refused() {
     assert_eq!(error.to_string(), "stream_options is only for a request with stream");
     let text = text.replace("{\"prompt\"", "{\"stream\":true,\"prompt\"");
     assert!(CompletionRequest::parse(&text).unwrap().include_usage);
+}
+
+#[test]
+fn seeds_are_all_integers_of_64_bits() {
+    for (written, seed) in [
+        ("7", 7),
+        ("1e3", 1000),
+        ("-1", u64::MAX),
+        ("-0.0", 0),
+        ("9007199254740993", (1 << 53) + 1),
+        ("-9223372036854775808", 1 << 63),
+        ("18446744073709551615", u64::MAX),
+    ] {
+        let chat = format!(r#"{{"messages":[{{"role":"user","content":"x"}}],"seed":{written}}}"#);
+        assert_eq!(ChatCompletionRequest::parse(&chat).unwrap().seed, Some(seed));
+        let request = CompletionRequest::parse(&format!(r#"{{"prompt":"x","seed":{written}}}"#)).unwrap();
+        assert_eq!((request.seed, request.options.sampler.seed), (Some(seed), seed));
+    }
+    for written in ["18446744073709551616", "-9223372036854775809", "0.5", "1e300"] {
+        let error = CompletionRequest::parse(&format!(r#"{{"prompt":"x","seed":{written}}}"#)).unwrap_err();
+        assert!(error.to_string().ends_with("expected an integer of 64 bits"), "{error}");
+    }
 }
 
 /// Any input from a client is a request or an error.

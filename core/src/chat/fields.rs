@@ -144,9 +144,23 @@ impl<'v> Object<'v> {
         self.float("top_p", &mut sampler.top_p)?;
         self.float("presence_penalty", &mut sampler.presence_penalty)?;
         self.float("frequency_penalty", &mut sampler.frequency_penalty)?;
-        let seed = self.count("seed")?;
+        let seed = self.seed()?;
         sampler.seed = seed.unwrap_or(sampler.seed);
         Ok(seed)
+    }
+
+    /// Any integer of 64 bits; one below 0 is its two's complement.
+    #[inline(never)]
+    fn seed(&self) -> Result<Option<u64>> {
+        let Some(found) = self.number("seed")? else { return Ok(None) };
+        // A float would round it.
+        let text = self.get("seed").map_or("", |field| field.value.text());
+        let exact = text.parse::<u64>().ok().or_else(|| Some(text.parse::<i64>().ok()? as u64));
+        let is_whole = libm::fabs(found) <= MAX_SAFE_INTEGER && found as i64 as f64 == found;
+        match exact.or(is_whole.then_some(found as i64 as u64)) {
+            None => Err(error!(Option { what: "seed", found, expected: "an integer of 64 bits" })),
+            seed => Ok(seed),
+        }
     }
 
     #[inline(never)]
