@@ -228,6 +228,19 @@ fn seeds_are_all_integers_of_64_bits() {
     }
 }
 
+/// They are for a service that stores prompts, or ask for what is done without them.
+#[test]
+fn fields_without_effect_are_taken() {
+    for fields in [
+        r#""prompt_cache_retention":"24h""#,
+        r#""prompt_cache_options":{"ttl":"30m"}"#,
+        r#""stream":true,"stream_options":{"include_obfuscation":false,"include_usage":true}"#,
+    ] {
+        let text = format!(r#"{{"messages":[{{"role":"user","content":"x"}}],{fields}}}"#);
+        ChatCompletionRequest::parse(&text).unwrap();
+    }
+}
+
 /// Any input from a client is a request or an error.
 #[test]
 fn mutated_requests_end_in_errors() {

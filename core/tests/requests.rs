@@ -78,6 +78,7 @@ fn items_of_a_response_are_messages() {
         "tool_choice": { "type": "function", "name": "weather" },
         "max_output_tokens": 5, "temperature": 0.5, "top_p": 0.25, "stream": true,
         "reasoning": { "effort": "low" }, "truncation": "auto", "store": false,
+        "prompt_cache_options": { "ttl": "30m" }, "prompt_cache_retention": "24h",
     });
     let read = ResponsesRequest::parse(&request.to_string()).unwrap();
     let message = ChatMessage::new;

@@ -58,6 +58,8 @@ const FIELDS: &[&str] = &[
     "user",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
     "service_tier",
     "store",
     "metadata",
@@ -152,7 +154,9 @@ impl ChatCompletionRequest {
 fn streaming(request: &Object<'_>) -> Result<(bool, bool)> {
     let stream = request.boolean("stream")?;
     let Some(field) = request.get("stream_options") else { return Ok((stream, false)) };
-    let include_usage = field.object(&["include_usage"], "must be an object")?.boolean("include_usage")?;
+    let options = field.object(&["include_usage", "include_obfuscation"], "must be an object")?;
+    options.only(&[("include_obfuscation", "false")])?;
+    let include_usage = options.boolean("include_usage")?;
     if !stream {
         return Err(field.refused("is only for a request with stream"));
     }

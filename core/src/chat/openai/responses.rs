@@ -46,6 +46,7 @@ const FIELDS: &[&str] = &[
     "user",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "service_tier",
 ];
