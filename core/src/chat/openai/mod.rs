@@ -576,7 +576,12 @@ impl ChunkWriter {
         if !self.begun {
             delta.push_str("\"role\":\"assistant\",");
         }
-        if !self.begun || !chunk.content.is_empty() {
+        // Clients would keep an empty text beside the calls.
+        let is_other = chunk.content.is_empty()
+            && !(chunk.text.is_empty() && chunk.reasoning.is_empty() && chunk.tool_calls.is_empty());
+        if !self.begun && is_other {
+            delta.push_str("\"content\":null,");
+        } else if !self.begun || !chunk.content.is_empty() {
             delta.push_str("\"content\":");
             json::string(&chunk.content, &mut delta);
             delta.push(',');
