@@ -151,7 +151,12 @@ fn unknown_fields_of_objects_are_refused() {
             r#""response_format":{"type":"json_schema","json_schema":{"scheme":{}}}"#,
             "response_format.json_schema.scheme",
         ),
-        (r#""tools":[{}],"tool_choice":{"type":"function","name":"add"}"#, "tool_choice.name"),
+        (r#""tools":[{"name":"add"}],"tool_choice":{"type":"function","name":"add"}"#, "tool_choice.name"),
+        (r#""tools":[{"type":"function","function":{"name":"add","x":1}}]"#, "tools[0].function.x"),
+        (r#""tools":[{"type":"function","strict":true,"function":{"name":"add"}}]"#, "tools[0].strict"),
+        (r#""tools":[{"name":"add"},{"name":"add","x":1}]"#, "tools[1].x"),
+        (r#""tools":[{"type":"web_search","name":"add"}]"#, "tools[0] "),
+        (r#""tools":[{"type":"custom","function":{"name":"add"}}]"#, "tools[0] "),
         (r#""messages":[{"role":"user","content":"x","toolCalls":[]}]"#, "messages[0].toolCalls"),
         (
             r#""messages":[{"role":"user","content":[{"type":"text","text":"x","cache":1}]}]"#,
@@ -186,6 +191,11 @@ fn unknown_fields_of_objects_are_refused() {
 fn fields_that_lack_another_are_refused() {
     for (fields, says) in [
         (r#""response_format":{}"#, "response_format has no type"),
+        (r#""tools":[{"type":"function","name":"add"}]"#, "tools[0] has no function"),
+        (r#""tools":[{"type":"function","function":{}}]"#, "tools[0].function has no name"),
+        (r#""tools":[{"type":"function","function":[]}]"#, "tools[0].function must be a function"),
+        (r#""tools":[{}]"#, "tools[0] has no name"),
+        (r#""tools":[{"name":5}]"#, "tools[0].name must be a string"),
         (r#""response_format":{"json_schema":{"schema":{}}}"#, "response_format has no type"),
         (r#""top_logprobs":2"#, "top_logprobs is only for a request with logprobs"),
         (r#""logprobs":false,"top_logprobs":0"#, "top_logprobs is only for a request with logprobs"),

@@ -182,23 +182,27 @@ fn stop(field: &Field<'_>) -> Result<Vec<String>> {
     Ok(stops)
 }
 
-/// Descriptions of tools are read whole, by the template and the grammar.
+/// Reads functions, each within a tool or by itself. Their descriptions are taken whole, for the template and the grammar.
 #[inline(never)]
 fn tools(field: &Field<'_>) -> Result<Vec<String>> {
     let mut tools = Vec::new();
     field.each("must be an array of functions", &mut |tool| {
-        if !tool.value.is_object() {
-            return Err(tool.refused("must be a function"));
+        let problem = "must be a function";
+        let member = |name: &str| tool.value.get(name).filter(|value| !value.is_null());
+        let kind = member("type");
+        if kind.is_some_and(|kind| kind.as_string().as_deref() != Some("function")) {
+            return Err(tool.unsupported("tools of type function"));
         }
-        let (within, function) = match tool.value.get("function") {
-            Some(function) => (".function", function),
-            None => ("", tool.value),
+        let within = match (kind, member("function")) {
+            (None, None) => None,
+            (Some(_), None) => return Err(tool.refused("has no function")),
+            (_, Some(_)) => tool.object(&["type", "function"], problem)?.get("function"),
         };
-        let member = |name: &str| {
-            let value = function.get(name).filter(|value| !value.is_null())?;
-            Some(Field { place: format!("{}{within}.{name}", tool.place), value })
-        };
-        check_arguments(member("parameters").as_ref(), member("strict").as_ref())?;
+        let function = within.as_ref().unwrap_or(&tool);
+        let given = function.object(&["name", "description", "parameters", "strict"], problem)?;
+        given.string("name")?.ok_or_else(|| function.refused("has no name"))?;
+        given.string("description")?;
+        check_arguments(given.get("parameters").as_ref(), given.get("strict").as_ref())?;
         tools.push(tool.value.text().into());
         Ok(())
     })?;
