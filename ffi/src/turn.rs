@@ -38,7 +38,7 @@ pub(crate) unsafe fn turn(options: *const shohin_chat_options) -> Result<TurnOpt
     let (stop_strings, tools, choice) = unsafe {
         let choice = match options.tool_choice.is_null() {
             true => "",
-            false => argument::text(options.tool_choice, options.tool_choice_len, "tool choice")?,
+            false => argument::text(options.tool_choice, options.tool_choice_len, "tool_choice")?,
         };
         let stop = argument::texts(options.stop, options.stop_count, "stop texts")?;
         (stop, argument::texts(options.tools, options.tool_count, "tools")?, choice)

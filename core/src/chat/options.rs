@@ -237,7 +237,7 @@ impl TurnOptions {
             ToolChoice::Auto | ToolChoice::Required | ToolChoice::Function(_) => {}
         }
         if tools.is_empty() {
-            return refused("tool choice", "asks for a tool that is not there");
+            return refused("tool_choice", "asks for a tool that is not there");
         }
         Grammar::calls(&tools, self.tool_choice != ToolChoice::Auto, self.parallel_tool_calls).map(Some)
     }

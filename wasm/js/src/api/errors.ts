@@ -131,11 +131,11 @@ export function converted<T>(what: string, convert: () => T): T {
   }
 }
 
-/** The error with the name of an option as its caller writes it: the engine's are `top_p` and `tool choice`. @internal */
+/** The error with the name of an option as its caller writes it: the engine's are `top_p` and `tool_choice`. @internal */
 export function spelled(error: ShohinError, style: "camelCase" | "snake_case"): ShohinError {
   if (error.code !== "option" && error.code !== "argument") return error;
-  const message = error.message.replace(/^(?:tool choice|[a-z]+(?:_[a-z]+)+)(?= )/, (name) =>
-    style === "snake_case" ? name.replace(" ", "_") : name.replace(/[_ ]([a-z])/g, (_, letter: string) => letter.toUpperCase()),
+  const message = error.message.replace(/^[a-z]+(?:_[a-z]+)+(?= )/, (name) =>
+    style === "snake_case" ? name : name.replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase()),
   );
   return message === error.message ? error : new ShohinError(error.code, message, { cause: error });
 }
