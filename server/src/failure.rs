@@ -64,6 +64,9 @@ pub(crate) fn chat_schema(tool: &str) -> &'static str {
 /// A client that is refused may ask again after this many seconds.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
+/// How a client that has no key gives it.
+const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
+
 impl Failure {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
@@ -223,8 +226,11 @@ impl Failure {
     /// The answer, in this style.
     pub(crate) fn answer(&self, style: Style) -> Response {
         let mut response = (self.status(), axum::Json(self.json(style))).into_response();
-        if matches!(self, Failure::Busy | Failure::ShuttingDown) {
-            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        let headers = response.headers_mut();
+        match self {
+            Failure::Busy | Failure::ShuttingDown => drop(headers.insert(header::RETRY_AFTER, RETRY_AFTER)),
+            Failure::Unauthorized => drop(headers.insert(header::WWW_AUTHENTICATE, BEARER)),
+            _ => {}
         }
         response
     }

@@ -174,14 +174,20 @@ async fn authorize(State(app): Shared, request: Request, next: Next) -> Response
         return failure.answer(style);
     }
     if let Some(key) = &app.key {
-        let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-        let given = given.and_then(|given| given.strip_prefix(b"Bearer "));
+        let given = headers.get(header::AUTHORIZATION).and_then(|given| bearer(given.as_bytes()));
         let given = given.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes)).unwrap_or_default();
         if !bool::from(given.ct_eq(key.as_bytes())) {
             return Failure::Unauthorized.answer(style);
         }
     }
     next.run(request).await
+}
+
+/// The key after the scheme, whose case does not count.
+fn bearer(given: &[u8]) -> Option<&[u8]> {
+    let (scheme, key) = given.split_at_checked(b"Bearer".len())?;
+    let is_bearer = scheme.eq_ignore_ascii_case(b"Bearer") && key.starts_with(b" ");
+    is_bearer.then(|| key.trim_ascii())
 }
 
 /// Counts answers.

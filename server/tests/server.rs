@@ -707,8 +707,14 @@ fn a_key_and_origins_are_asked_for() {
     });
     for key in [&[][..], &[("authorization", "Bearer wrong")], &[("authorization", "secret")]] {
         let answer = server.send("GET", "/v1/models", "", key);
-        assert_eq!(answer.status, 401);
+        assert_eq!((answer.status, answer.header("www-authenticate")), (401, Some("Bearer")));
         assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
+    }
+    for key in ["Bearer secret", "bearer secret", "BEARER   secret"] {
+        assert_eq!(server.send("GET", "/v1/models", "", &[("authorization", key)]).status, 200, "{key}");
+    }
+    for key in ["Bearersecret", "Basic secret", "Bearer", "B", ""] {
+        assert_eq!(server.send("GET", "/v1/models", "", &[("authorization", key)]).status, 401, "{key}");
     }
     let page = [("authorization", "Bearer secret"), ("origin", "https://example.com")];
     let answer = server.send("GET", "/v1/models", "", &page);
