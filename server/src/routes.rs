@@ -227,8 +227,11 @@ async fn models(State(app): Shared) -> Response {
 
 async fn one_model(
     State(app): Shared,
-    axum::extract::Path(name): axum::extract::Path<String>,
+    uri: Uri,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Failure> {
+    // It is not UTF-8.
+    let Path(name) = name.map_err(|_| Failure::NotFound(uri.path().into()))?;
     app.check_name(Some(&name))?;
     Ok(axum::Json(app.describe()).into_response())
 }

@@ -593,6 +593,9 @@ fn what_is_wrong_is_said_and_the_server_goes_on() {
     assert_eq!(server.send("GET", "/v1/models", "", &[]).ok()["data"][0]["id"], "sprout");
     assert_eq!(server.send("GET", "/v1/models/sprout", "", &[]).ok()["id"], "sprout");
     assert_eq!(server.send("GET", "/v1/models/other", "", &[]).status, 404);
+    let unknown = server.send("GET", "/v1/models/%ff", "", &[]);
+    assert_eq!(unknown.status, 404);
+    assert_eq!(unknown.json()["error"]["message"], "there is nothing at /v1/models/%ff");
 }
 
 #[test]
