@@ -1030,3 +1030,122 @@ fn without_a_key_names_that_anyone_can_have_are_refused() {
     assert_eq!(with_key.send("GET", "/v1/models", "", &named).status, 200);
 }
 
+/// The built-in model as if it had been trained with tools: with words of Qwen3's template, which has them.
+fn model_with_tools() -> Model {
+    let template = "<|im_start|><|im_end|> last_query_index <tool_response> enable_thinking <think> add_generation_prompt";
+    model_with(&[("tokenizer.chat_template", template.into())])
+}
+
+fn city() -> Value {
+    json!({
+        "type": "object", "properties": { "city": { "enum": ["Bern", "Rome"] }, "days": { "enum": [1, 2, 3] } },
+        "required": ["city", "days"], "additionalProperties": false,
+    })
+}
+
+/// Whether these are arguments of [`city`].
+fn fits(arguments: &Value) -> bool {
+    let members = arguments.as_object().unwrap();
+    members.len() == 2
+        && matches!(members["city"].as_str(), Some("Bern" | "Rome"))
+        && matches!(members["days"].as_u64(), Some(1..=3))
+}
+
+#[test]
+fn calls_of_tools_match_their_schemas_in_every_form() {
+    let server = Running::with(&model_with_tools(), |_| ());
+    let hot = json!({ "temperature": 1.5, "max_tokens": 200, "tool_choice": "required" });
+    let tool = json!({ "type": "function", "function": { "name": "weather", "parameters": city() } });
+    let request =
+        with(with(ask("How is the weather?"), hot), json!({ "tools": [tool], "parallel_tool_calls": false }));
+    for seed in 0..4 {
+        let answer = server.chat(&with(request.clone(), json!({ "seed": seed })));
+        let choice = &answer["choices"][0];
+        assert_eq!(
+            (&choice["finish_reason"], &choice["message"]["content"]),
+            (&json!("tool_calls"), &Value::Null)
+        );
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        let function = &calls[0]["function"];
+        assert_eq!((calls.len(), &function["name"]), (1, &json!("weather")));
+        let arguments = function["arguments"].as_str().unwrap();
+        assert!(fits(&serde_json::from_str(arguments).unwrap()), "{arguments}");
+
+        // Streamed, it is the same call, and no empty text comes before it.
+        let events = server
+            .post("/v1/chat/completions", &with(request.clone(), json!({ "seed": seed, "stream": true })));
+        let chunks: Vec<Value> =
+            events.events().filter_map(|event| serde_json::from_str(&event).ok()).collect();
+        let deltas: Vec<&Value> = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]).collect();
+        assert_eq!((&deltas[0]["role"], &deltas[0]["content"]), (&json!("assistant"), &Value::Null));
+        let streamed =
+            deltas.iter().filter_map(|delta| delta["tool_calls"][0]["function"]["arguments"].as_str());
+        assert_eq!(streamed.collect::<String>(), arguments);
+
+        // The call as parsing clients keep it, with its result.
+        let mut message = choice["message"].clone();
+        message["parsed"] = Value::Null;
+        message["tool_calls"][0]["function"]["parsed_arguments"] = json!({ "city": "Bern" });
+        let result = json!({ "role": "tool", "tool_call_id": calls[0]["id"], "content": "Sunny." });
+        let messages = json!([{ "role": "user", "content": "How is the weather?" }, message, result]);
+        let after = json!({ "messages": messages, "tools": request["tools"], "tool_choice": "none", "max_tokens": 5 });
+        server.chat(&after);
+    }
+
+    let function = json!({ "type": "function", "name": "weather", "parameters": city(), "strict": true });
+    let request = json!({ "input": "How is it?", "tools": [function], "tool_choice": { "type": "function", "name": "weather" }, "parallel_tool_calls": false });
+    let item = server.post("/v1/responses", &request).ok()["output"][0].clone();
+    assert_eq!((&item["type"], &item["name"]), (&json!("function_call"), &json!("weather")));
+    assert!(fits(&serde_json::from_str(item["arguments"].as_str().unwrap()).unwrap()), "{item}");
+
+    let tool = json!({ "name": "weather", "input_schema": city(), "eager_input_streaming": true });
+    let request = with(
+        ask("How is it?"),
+        json!({ "max_tokens": 200, "tools": [tool], "tool_choice": { "type": "any", "disable_parallel_tool_use": true } }),
+    );
+    let answer = server.post("/v1/messages", &request).ok();
+    assert_eq!(
+        (&answer["stop_reason"], &answer["content"][0]["type"]),
+        (&json!("tool_use"), &json!("tool_use"))
+    );
+    assert!(fits(&answer["content"][0]["input"]), "{answer}");
+}
+
+#[test]
+fn tools_that_cannot_be_followed_are_refused_by_their_place() {
+    let server = Running::with(&model_with_tools(), |_| ());
+    let function = |strict: Value| {
+        let parameters =
+            json!({ "type": "object", "properties": { "a": { "type": "array", "uniqueItems": true } } });
+        json!({ "name": "f", "strict": strict, "parameters": parameters })
+    };
+    let chat = |strict: Value, choice: Value| {
+        let other = json!({ "type": "function", "function": { "name": "g", "parameters": city() } });
+        let tools = json!([other, { "type": "function", "function": function(strict) }]);
+        let fields = json!({ "tools": tools, "tool_choice": choice, "max_tokens": 60, "stop": ["}"] });
+        server.post("/v1/chat/completions", &with(ask("x"), fields))
+    };
+    let chosen = |name: &str| json!({ "type": "function", "function": { "name": name } });
+    let refused = |answer: Answer| {
+        assert_eq!(answer.status, 400);
+        answer.json()["error"]["param"].clone()
+    };
+    let place = "function.parameters/properties/a/uniqueItems";
+    for choice in [json!("auto"), json!("required"), chosen("f")] {
+        assert_eq!(refused(chat(json!(true), choice.clone())), format!("tools[1].{place}"));
+        for strict in [Value::Null, json!(false)] {
+            assert_eq!(chat(strict, choice.clone()).status, 200);
+        }
+    }
+    assert_eq!(chat(json!(true), chosen("g")).status, 200);
+    assert_eq!(refused(chat(json!(false), chosen("h"))), "tool_choice");
+    let function = with(function(json!(true)), json!({ "type": "function" }));
+    let answer = server.post("/v1/responses", &json!({ "input": "x", "tools": [function] }));
+    assert_eq!(refused(answer), "tools[0].parameters/properties/a/uniqueItems");
+    let tool = json!({ "name": "f", "strict": true, "input_schema": function["parameters"] });
+    let answer = server.post("/v1/messages", &with(ask("x"), json!({ "tools": [tool] })));
+    assert_eq!(answer.status, 400);
+    let message = answer.json()["error"]["message"].clone();
+    let says = "tools[0].input_schema/properties/a/uniqueItems of the function \"f\" is not supported";
+    assert!(message.as_str().unwrap().starts_with(says), "{message}");
+}
