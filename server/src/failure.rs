@@ -8,7 +8,7 @@ use shohin::core::Error as CoreError;
 /// Why a request is refused or fails.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The request is not as it must be, or does not fit the model.
+    /// The request is invalid, or does not fit the model.
     Model(shohin::Error),
     /// The schema of a tool that must be followed has something unsupported.
     ToolSchema { place: String, function: String, expected: &'static str },

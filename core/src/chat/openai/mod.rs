@@ -101,7 +101,7 @@ impl ChatCompletionRequest {
     ///
     /// # Errors
     /// [`Json`](crate::Error::Json) if `text` is not JSON, [`Argument`](crate::Error::Argument) with the name of a field
-    /// that is not as it must be, [`Unsupported`](crate::Error::Unsupported) for one that is not supported,
+    /// that is invalid, [`Unsupported`](crate::Error::Unsupported) for one that is not supported,
     /// [`Option`](crate::Error::Option) for a count that is not a whole number.
     pub fn parse(text: &str) -> Result<ChatCompletionRequest> {
         let request = Object::request(text, FIELDS)?;
