@@ -113,7 +113,7 @@ export interface ChatCompletionChunk {
     index: 0;
     delta: {
       role?: "assistant";
-      content?: string;
+      content?: string | null;
       reasoning?: string;
       tool_calls?: (ChatCompletionToolCall & { index: number })[];
     };
