@@ -363,6 +363,12 @@ struct Net<'b> {
     budget: &'b mut Budget,
 }
 
+/// The nodes of one of several expressions, up to `end`, and the node of its match.
+struct Member {
+    end: usize,
+    found: u32,
+}
+
 impl Net<'_> {
     fn too_large() -> Error {
         error!(Limit { what: "size of a pattern", found: MAX_STATES as u64 + 1, max: MAX_STATES as u64 })
@@ -485,21 +491,29 @@ impl Making {
 }
 
 impl Pattern {
-    /// Compiles `text` for strings of `min` to `max` characters that match it.
+    /// Compiles expressions for strings of `min` to `max` characters that match all of them.
     ///
     /// # Errors
     /// [`Error::Limit`] if it is too large.
-    pub(super) fn new(text: &str, min: u32, max: u32, budget: &mut Budget) -> Result<Parsed<Pattern>> {
-        let expression = match Pattern::parse(text, budget)? {
-            Ok(expression) => expression,
-            Err(refused) => return Ok(Err(refused)),
-        };
-        let mut pattern = Pattern::build(&expression, 0, u32::MAX, false, budget)?;
+    pub(super) fn new(all: &[Expression], min: u32, max: u32, budget: &mut Budget) -> Result<Pattern> {
+        let pattern = Pattern::build(all, 0, u32::MAX, false, budget)?;
         let (least, most) = pattern.lengths();
         if least < min || max < most {
-            pattern = Pattern::build(&expression, min, max, false, budget)?;
+            return Pattern::build(all, min, max, false, budget);
         }
-        Ok(Ok(pattern))
+        Ok(pattern)
+    }
+
+    /// As [`Pattern::new`], with a part of the budget. `None` if that is too little, or if no string matches.
+    pub(super) fn attempt(all: &[Expression], min: u32, max: u32, budget: &mut Budget) -> Option<Pattern> {
+        let work = budget.work.min(MAX_WORK / 16);
+        let mut part = Budget { work, edges: budget.edges };
+        let pattern = Pattern::new(all, min, max, &mut part).ok().filter(|pattern| pattern.left(0) != NEVER);
+        budget.work -= work - part.work;
+        if pattern.is_some() {
+            budget.edges = part.edges;
+        }
+        pattern
     }
 
     /// The expression that `text` is.
@@ -520,30 +534,29 @@ impl Pattern {
     /// # Errors
     /// [`Error::Limit`] if it is too large.
     pub(super) fn plain(expression: &Expression, budget: &mut Budget) -> Result<Pattern> {
-        Pattern::build(expression, 0, u32::MAX, true, budget)
+        Pattern::build(core::slice::from_ref(expression), 0, u32::MAX, true, budget)
     }
 
-    fn build(
-        expression: &Expression,
-        min: u32,
-        max: u32,
-        plain: bool,
-        budget: &mut Budget,
-    ) -> Result<Pattern> {
+    fn build(all: &[Expression], min: u32, max: u32, plain: bool, budget: &mut Budget) -> Result<Pattern> {
         let mut net = Net { nodes: Vec::new(), budget };
-        let any = || [(0, END - 1)].into();
-        // Any text may follow a match, and any text may precede it.
-        let found = net.add(Node::Match)?;
-        let tail = net.add(Node::Either(found, found))?;
-        let more = net.add(Node::Class(any(), tail))?;
-        let begin = net.emit(expression, tail)?;
-        let entry = net.add(Node::Either(begin, begin))?;
-        let before = net.add(Node::Class(any(), entry))?;
-        let around = [(tail, Node::Either(found, more)), (entry, Node::Either(begin, before))];
-        for (node, value) in around.into_iter().filter(|_| !plain) {
-            if let Some(node) = net.nodes.get_mut(node) {
-                *node = value;
+        let (mut members, mut entries) = (Vec::new(), Vec::new());
+        for expression in all {
+            let any = || [(0, END - 1)].into();
+            // Any text may follow a match, and any text may precede it.
+            let found = net.add(Node::Match)?;
+            let tail = net.add(Node::Either(found, found))?;
+            let more = net.add(Node::Class(any(), tail))?;
+            let begin = net.emit(expression, tail)?;
+            let entry = net.add(Node::Either(begin, begin))?;
+            let before = net.add(Node::Class(any(), entry))?;
+            let around = [(tail, Node::Either(found, more)), (entry, Node::Either(begin, before))];
+            for (node, value) in around.into_iter().filter(|_| !plain) {
+                if let Some(node) = net.nodes.get_mut(node) {
+                    *node = value;
+                }
             }
+            members.push(Member { end: net.nodes.len(), found: found as u32 });
+            entries.push(entry);
         }
 
         let mut cuts: Vec<u32> = WRITTEN.to_vec();
@@ -565,13 +578,13 @@ impl Pattern {
 
         // Without a maximum, all lengths beyond the minimum are equivalent.
         let most = if max == u32::MAX { min } else { max };
-        let mut making = vec![Making::new(net.closure(vec![entry], true, false)?, 0)];
+        let mut making = vec![Making::new(net.closure(entries, true, false)?, 0)];
         let mut table = vec![NEVER; 2 * MAX_STATES];
         let mut states: Vec<State> = Vec::new();
         while let Some(Making { set, chars, .. }) = making.get(states.len()) {
             let (set, chars) = (set.clone(), *chars);
             let at_end = net.closure(set.iter().map(|&at| at as usize).collect(), states.is_empty(), true)?;
-            let ends = chars >= min && at_end.contains(&(found as u32));
+            let ends = chars >= min && members.iter().all(|member| at_end.contains(&member.found));
             let mut state = State { edges: Vec::new(), left: if ends { 0 } else { NEVER } };
             let mut last: Option<(Vec<usize>, u32)> = None;
             for &(from, to) in &kinds {
@@ -587,7 +600,13 @@ impl Pattern {
                     _ => None,
                 };
                 let open: Vec<usize> = set.iter().filter_map(leads).collect();
-                if open.is_empty() {
+                // Where one of the expressions cannot go on, none does.
+                let mut begin = 0;
+                let goes_on = |member: &Member| {
+                    let nodes = core::mem::replace(&mut begin, member.end)..member.end;
+                    open.iter().any(|at| nodes.contains(at))
+                };
+                if !members.iter().all(goes_on) {
                     continue;
                 }
                 let target = match &last {
@@ -789,6 +808,23 @@ impl Pattern {
             )),
         }
     }
+}
+
+/// Patterns with lookahead that zod writes beside these formats. All strings that match the pattern of [`format`] match them.
+const IMPLIED: [(&str, &str); 2] = [
+    (
+        "duration",
+        r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$",
+    ),
+    (
+        "hostname",
+        r"^(?=.{1,253}\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\.?$",
+    ),
+];
+
+/// Whether every string that matches the pattern of [`format`] is known to match `pattern`.
+pub(super) fn is_implied(format: &str, pattern: &str) -> bool {
+    IMPLIED.contains(&(format, pattern))
 }
 
 /// A pattern for a format of JSON Schema. All strings that match have the format; some formats also have

@@ -176,7 +176,7 @@ impl Kind {
 }
 
 /// Annotations: keywords that do not restrict the value.
-const REMARKS: [&str; 14] = [
+const REMARKS: [&str; 16] = [
     "title",
     "description",
     "default",
@@ -191,6 +191,8 @@ const REMARKS: [&str; 14] = [
     "discriminator",
     "readOnly",
     "writeOnly",
+    "contentEncoding",
+    "contentMediaType",
 ];
 
 /// Keywords that apply to one type.
@@ -449,8 +451,12 @@ impl<'t> Compiler<'_, 't> {
                 return self.unsupported(name, value, "a schema without it");
             }
         }
+        let patterns = self.patterns(&members);
+        if patterns.iter().any(|(name, _)| name != "pattern") {
+            telling.retain(|(name, _)| *name != "allOf");
+        }
         for combined in ["$ref", "anyOf", "oneOf", "allOf"] {
-            let Some(value) = get(combined) else { continue };
+            let Some((_, value)) = telling.iter().copied().find(|(name, _)| *name == combined) else { continue };
             let beside = telling.iter().find(|(name, _)| *name != combined);
             if let Some((beside, value)) = beside {
                 return self.unsupported(beside, *value, "nothing beside $ref, anyOf, oneOf or allOf");
@@ -526,7 +532,7 @@ impl<'t> Compiler<'_, 't> {
                 Kind::String => {
                     let (min, max) = (self.count(&members, "minLength")?, self.count(&members, "maxLength")?);
                     let (min, max) = (min.unwrap_or(0), max.unwrap_or(u32::MAX));
-                    let node = match self.pattern(get("pattern"), get("format"), min, max)? {
+                    let node = match self.pattern(&patterns, get("format"), min, max)? {
                         Some(pattern) => Node::Pattern(Box::new(pattern)),
                         None => Node::String { min, max },
                     };
@@ -752,44 +758,89 @@ impl<'t> Compiler<'_, 't> {
         Ok(self.builder.add(Node::Object { properties, required: bits, other }))
     }
 
-    /// The node of strings that match a pattern or format.
+    /// The patterns of a string: that of `pattern`, and those of `allOf` if they are all that is in it.
+    fn patterns(&self, members: &[(&'t str, Value<'t>)]) -> Vec<(String, Value<'t>)> {
+        let get = |name| Value::get(members, name);
+        let mut patterns = Vec::from_iter(get("pattern").map(|pattern| ("pattern".into(), pattern)));
+        if ["type", "enum", "const"].map(|name| get(name).is_some()) != [true, false, false] {
+            return patterns;
+        }
+        let all = get("allOf").and_then(Value::items).unwrap_or_default();
+        for (i, schema) in all.iter().enumerate() {
+            let of_string = |(name, value): &(&str, Value<'_>)| match *name {
+                "\"type\"" => value.spelled() == Some("string"),
+                name => name == "\"pattern\"",
+            };
+            let parts = schema.members().filter(|parts| parts.iter().all(of_string));
+            match parts.and_then(|parts| Value::get(&parts, "pattern")) {
+                Some(pattern) => patterns.push((alloc::format!("allOf/{i}/pattern"), pattern)),
+                None => return Vec::from_iter(patterns.into_iter().filter(|(name, _)| name == "pattern")),
+            }
+        }
+        patterns
+    }
+
+    /// The strings that match all patterns. They have the format too, unless there are none or it takes too large an automaton:
+    /// in JSON Schema it is an annotation.
     fn pattern(
         &mut self,
-        pattern: Option<Value<'t>>,
+        patterns: &[(String, Value<'t>)],
         format: Option<Value<'t>>,
         min: u32,
         max: u32,
     ) -> Result<Option<Pattern>> {
-        let (keyword, value) = match (pattern, format) {
-            (None, None) => return Ok(None),
-            (Some(_), Some(format)) => {
-                return self.unsupported("format", format, "nothing but lengths beside pattern");
-            }
-            (Some(pattern), None) => ("pattern", pattern),
-            (None, Some(format)) => ("format", format),
-        };
-        let Some(text) = json::text(value.0)? else {
-            return self.unsupported(keyword, value, "a string");
-        };
-        // A format that JSON Schema does not define does not restrict the value.
-        if format.is_some() && pattern::format(&text) == Some("") {
-            return Ok(None);
-        }
-        let text = match format {
-            None => text.as_str(),
-            Some(_) => match pattern::format(&text) {
-                Some(text) => text,
-                None => return self.unsupported(keyword, value, "another format"),
+        let name = match format {
+            None => String::new(),
+            Some(value) => match json::text(value.0)? {
+                Some(name) => name,
+                None => return self.unsupported("format", value, "a string"),
             },
         };
-        let expected = match Pattern::new(text, min, max, &mut self.builder.budget)? {
-            Ok(pattern) => return Ok(Some(pattern)),
-            Err(Refused::Unsupported) => {
-                "a regular expression without lookaround, back references, \\b and \\p"
+        let mut all = Vec::new();
+        let mut implied = false;
+        for (keyword, value) in patterns {
+            let Some(text) = json::text(value.0)? else {
+                return self.unsupported(keyword, *value, "a string");
+            };
+            if pattern::is_implied(&name, &text) {
+                implied = true;
+                continue;
             }
-            Err(Refused::Malformed { expected, .. }) => expected,
-        };
-        self.unsupported(keyword, value, expected)
+            let expected = match Pattern::parse(&text, &mut self.builder.budget)? {
+                Ok(expression) => {
+                    all.push(expression);
+                    continue;
+                }
+                Err(Refused::Unsupported) => {
+                    "a regular expression without lookaround, back references, \\b and \\p"
+                }
+                Err(Refused::Malformed { expected, .. }) => expected,
+            };
+            return self.unsupported(keyword, *value, expected);
+        }
+        match format.map(|value| (value, pattern::format(&name))) {
+            // A format that JSON Schema does not define does not restrict the value.
+            None | Some((_, Some(""))) => {}
+            Some((value, None)) if all.is_empty() => {
+                return self.unsupported("format", value, "another format");
+            }
+            Some((_, None)) => {}
+            Some((_, Some(text))) => {
+                let patterns = all.len();
+                // These texts are expressions.
+                all.extend(Pattern::parse(text, &mut self.builder.budget)?.ok());
+                if patterns > 0 && !implied {
+                    match Pattern::attempt(&all, min, max, &mut self.builder.budget) {
+                        Some(both) => return Ok(Some(both)),
+                        None => all.truncate(patterns),
+                    }
+                }
+            }
+        }
+        if all.is_empty() {
+            return Ok(None);
+        }
+        Pattern::new(&all, min, max, &mut self.builder.budget).map(Some)
     }
 
     fn count(&self, members: &[(&str, Value<'_>)], name: &'static str) -> Result<Option<u32>> {

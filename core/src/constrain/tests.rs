@@ -276,6 +276,44 @@ fn replies_have_no_white_space_unless_it_is_allowed() {
     assert!(accepts(&Grammar::json_object(Whitespace::Allowed), r#"{"a": 1}"#));
 }
 
+/// Verdicts of zod, from `tests/oracle/zod.mjs`.
+#[test]
+fn strings_of_zod_are_taken_as_zod_takes_them() {
+    let fixture = json::Value::parse(include_str!("../../../tests/fixtures/zod.json")).unwrap();
+    for case in fixture.elements().unwrap() {
+        let name = case.get("name").unwrap().as_string().unwrap();
+        let grammar = json_schema(&case.get("schema").unwrap().as_string().unwrap());
+        let grammar = grammar.unwrap_or_else(|error| panic!("{name}: {error}"));
+        for (verdict, expected) in [("yes", true), ("no", false)] {
+            for text in case.get(verdict).unwrap().elements().unwrap() {
+                let given = text.as_string().unwrap();
+                assert_eq!(accepts(&grammar, &format(&["\"", &given, "\""])), expected, "{given} in {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_format_holds_beside_a_pattern_where_it_can() {
+    for (schema, taken, refused) in [
+        (r#""pattern":"^\\d{4}-\\d\\d-\\d\\d$","format":"date""#, "2024-02-29", "2023-02-29"),
+        (r#""pattern":"@corp\\.com$","format":"email""#, "jane@corp.com", "jane@corp.org"),
+        (r#""pattern":"^mailto:[^/]","format":"uri""#, "mailto:jane", "https://a"),
+        (r#""pattern":"a","format":"date""#, "a", "b"),
+        (r#""pattern":"^\\d","format":"regex""#, "1(", "("),
+        (r#""pattern":"^a","format":"emoji","minLength":2"#, "ab", "a"),
+        (r#""pattern":"a","allOf":[{"pattern":"b"},{"pattern":"c"}],"maxLength":3"#, "cab", "bac1"),
+        // An automaton for both would be too large.
+        (r#""pattern":"^[a-z.]{0,900}@[a-z.]{0,900}$","format":"email""#, "a@b", "1@b"),
+    ] {
+        let schema = format(&[r#"{"type":"string","#, schema, "}"]);
+        let grammar = json_schema(&schema).unwrap();
+        for (text, expected) in [(taken, true), (refused, false)] {
+            assert_eq!(accepts(&grammar, &format(&["\"", text, "\""])), expected, "{text} in {schema}");
+        }
+    }
+}
+
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
     for (schema, code) in [
@@ -294,7 +332,11 @@ fn what_is_not_supported_is_refused_by_name() {
         (r#"{"type":"string","pattern":"a**"}"#, "unsupported"),
         (r#"{"type":"string","pattern":"a{2,1}"}"#, "unsupported"),
         (r#"{"type":"string","pattern":1}"#, "unsupported"),
-        (r#"{"type":"string","pattern":"a","format":"date"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"^(?=a)","format":"date"}"#, "unsupported"),
+        (r#"{"type":"string","format":"x","allOf":[{"pattern":"a"},{"pattern":"(?=a)"}]}"#, "unsupported"),
+        (r#"{"type":"string","allOf":[{"pattern":"a"},{"minLength":1}]}"#, "unsupported"),
+        (r#"{"allOf":[{"pattern":"a"},{"pattern":"b"}]}"#, "unsupported"),
+        (r#"{"type":"string","allOf":[{"pattern":"^a$"},{"pattern":"^b$"}]}"#, "option"),
         (r#"{"type":"string","format":"regex"}"#, "unsupported"),
         (r#"{"type":"string","format":1}"#, "unsupported"),
         (r#"{"type":"number","multipleOf":0.5}"#, "unsupported"),
