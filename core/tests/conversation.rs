@@ -3,7 +3,7 @@
 
 use shohin_core::chat::{
     self, ChatMessage, ChatModel, ChatOptions, Conversation, Finish, Message, OverflowPolicy, Piece,
-    Progress, ResponseFormat, Role, SessionState, Template, Thinking, TurnOptions,
+    Progress, ResponseFormat, Role, SessionState, Template, Thinking, ToolChoice, TurnOptions,
 };
 use shohin_core::constrain::Vocabulary;
 use shohin_core::constrain::Whitespace;
@@ -833,9 +833,29 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
             backend.says(model, "No.");
             assert_eq!(ends(&mut conversation, &mut backend, model).text, text);
         }
-        let both = TurnOptions { tools: vec![tool.into()], ..dense };
-        let error = conversation.send(model, SessionState::of(&backend), user("?"), &both).unwrap_err();
-        assert_eq!(error.code(), "argument");
+        // With tools, a reply is a call or has the format, as the model begins it.
+        let schema = serde_json::json!({ "type": "object", "properties": { "x": { "const": said } }, "required": ["x"] });
+        let response_format = ResponseFormat::JsonSchema(schema.to_string());
+        let both = TurnOptions { tools: vec![tool.into()], response_format, ..dense };
+        let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 12}}\n</tool_call>";
+        let json = serde_json::json!({ "x": said }).to_string();
+        let required = TurnOptions { tool_choice: ToolChoice::Required, ..both.clone() };
+        for (options, says, content, calls) in
+            [(&both, call, "", 1), (&both, &json, &json, 0), (&required, call, "", 1)]
+        {
+            let mut anew = Conversation::new();
+            let mut backend = Script::new(model, 2000);
+            anew.send(model, SessionState::of(&backend), user("?"), options).unwrap();
+            backend.says(model, says);
+            let mut streamed = String::new();
+            let finish = run(&mut anew, &mut backend, model.tokenizer, &mut |piece| {
+                streamed.push_str(piece.content);
+                ControlFlow::Continue(())
+            });
+            let message = finish.unwrap().unwrap().message;
+            assert_eq!((message.content.as_str(), message.tool_calls.len()), (content, calls), "{says}");
+            assert_eq!(streamed, content);
+        }
 
         // A schema that is not supported is refused as such, also where the prompt does not fit.
         let schema = serde_json::json!({ "type": "object", "maxProperties": 2 }).to_string();

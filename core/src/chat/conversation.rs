@@ -799,11 +799,20 @@ fn parser(model: &ChatModel<'_>, blocks: CallBlocks) -> ReplyParser {
     parser
 }
 
-/// In JSON, and if no call is possible, text that looks like a marker is text.
+/// In a format, and if no call is possible, text that looks like a marker is text.
 fn call_blocks(options: &TurnOptions, messages: &[ChatMessage]) -> CallBlocks {
     let called = messages.iter().any(|message| !message.tool_calls.is_empty());
-    let calls = !options.tools.is_empty() || called;
-    if calls && !options.is_constrained() { CallBlocks::Valid } else { CallBlocks::Text }
+    match (!options.tools.is_empty(), options.is_constrained()) {
+        (true, true) => CallBlocks::Leading,
+        (false, true) => CallBlocks::Text,
+        (tools, false) => {
+            if tools || called {
+                CallBlocks::Valid
+            } else {
+                CallBlocks::Text
+            }
+        }
+    }
 }
 
 /// Prompt tokens that are instructions: the common prefix with a conversation that ends after its system

@@ -4,7 +4,7 @@
 use super::message::{ChatMessage, lend};
 use super::model::ChatModel;
 use super::template::{ChatOptions, Message, Role, encode, encode_unfinished};
-use crate::constrain::{Grammar, Whitespace};
+use crate::constrain::{Around, Grammar, Whitespace};
 use crate::device::Readout;
 use crate::error::{Error, Name, Result};
 use crate::json;
@@ -173,7 +173,7 @@ pub struct TurnOptions {
     pub tool_choice: ToolChoice,
     /// Whether a reply may have several calls; otherwise the first one ends it.
     pub parallel_tool_calls: bool,
-    /// The format of the reply.
+    /// The format of a reply. With tools, one that has no call; calls then come first and alone.
     pub response_format: ResponseFormat,
     /// White space in a JSON reply. Tool calls may always have it.
     pub json_whitespace: Whitespace,
@@ -208,38 +208,34 @@ impl Default for TurnOptions {
 }
 
 impl TurnOptions {
-    /// The grammar that constrains replies, if any.
+    /// The grammar that constrains replies, if any: calls of tools, the response format, or one of the two.
     ///
     /// # Errors
-    /// Those of the grammar's constructor; [`Error::Argument`] for tools together
-    /// with a response format, or for a choice of a tool that does not exist.
+    /// Those of the grammar's constructor; [`Error::Argument`] for a choice of a tool that does not exist.
     pub fn grammar(&self) -> Result<Option<Grammar>> {
-        let refused = |name: &str, problem| Err(error!(Argument { name: Name::new(name), problem }));
-        match &self.response_format {
-            ResponseFormat::Text => {}
-            _ if !self.tools.is_empty() => {
-                return refused("tools", "cannot be combined with a response format");
-            }
-            ResponseFormat::JsonObject => return Ok(Some(Grammar::json_object(self.json_whitespace))),
-            ResponseFormat::JsonSchema(schema) => {
-                return Grammar::json_schema(schema, self.json_whitespace).map(Some);
-            }
-            ResponseFormat::Choice(choices) => return Grammar::choices(choices).map(Some),
-            ResponseFormat::Regex(expression) => return Grammar::regex(expression).map(Some),
-            ResponseFormat::Grammar(text) => return Grammar::gbnf(text).map(Some),
-        }
+        let format = match &self.response_format {
+            ResponseFormat::Text => None,
+            ResponseFormat::JsonObject => Some(Grammar::json_object(self.json_whitespace)),
+            ResponseFormat::JsonSchema(schema) => Some(Grammar::json_schema(schema, self.json_whitespace)?),
+            ResponseFormat::Choice(choices) => Some(Grammar::choices(choices)?),
+            ResponseFormat::Regex(expression) => Some(Grammar::regex(expression)?),
+            ResponseFormat::Grammar(text) => Some(Grammar::gbnf(text)?),
+        };
         let mut tools: Vec<(u32, &str)> = (0..).zip(self.tools.iter().map(String::as_str)).collect();
         if let ToolChoice::Function(name) = &self.tool_choice {
             tools.retain(|(_, tool)| function_name(tool).as_ref() == Some(name));
         }
-        match &self.tool_choice {
-            ToolChoice::Auto if tools.is_empty() => return Ok(None),
-            ToolChoice::Auto | ToolChoice::Required | ToolChoice::Function(_) => {}
-        }
+        let around = match (&self.tool_choice, &format) {
+            (ToolChoice::Auto, _) if tools.is_empty() => return Ok(format),
+            (ToolChoice::Auto, Some(format)) => Around::Or(format),
+            (ToolChoice::Auto, None) => Around::Text,
+            (ToolChoice::Required | ToolChoice::Function(_), _) => Around::Nothing,
+        };
         if tools.is_empty() {
-            return refused("tool_choice", "asks for a tool that is not there");
+            let (name, problem) = (Name::new("tool_choice"), "asks for a tool that is not there");
+            return Err(error!(Argument { name, problem }));
         }
-        Grammar::calls(&tools, self.tool_choice != ToolChoice::Auto, self.parallel_tool_calls).map(Some)
+        Grammar::calls(&tools, around, self.parallel_tool_calls).map(Some)
     }
 
     /// The tokens of a conversation as the model sees it with these options, up to where its reply begins or continues.

@@ -26,6 +26,8 @@ pub enum CallBlocks {
     Text,
     /// Those that [`Reply::call`] can parse. A reply without a valid call keeps its blocks as text.
     Valid,
+    /// As `Valid` if the reply begins with a block, otherwise none: for replies that are calls or have a format.
+    Leading,
     /// Every complete block, whatever its content. An incomplete one is left out.
     Any,
 }
@@ -250,6 +252,16 @@ impl ReplyParser {
     }
 
     fn content(&mut self, end: bool) -> bool {
+        if self.blocks == CallBlocks::Leading {
+            if self.held.starts_with(CALL) {
+                self.begin_call();
+                return true;
+            }
+            if CALL.starts_with(&self.held) && !end {
+                return false;
+            }
+            self.blocks = CallBlocks::Text;
+        }
         let text = self.blocks == CallBlocks::Text;
         let found = if text { None } else { self.held.find(CALL) };
         let said = match found {
@@ -425,6 +437,25 @@ mod tests {
     }
 
     #[test]
+    fn a_reply_that_does_not_begin_with_a_call_is_text() {
+        let call = "{\"name\": \"f\", \"arguments\": {}}";
+        let block = format!("<tool_call>\n{call}\n</tool_call>");
+        for (before, text, calls) in [
+            ("", block.clone(), 1),
+            ("<think>\nHm.\n</think>\n\n", format!("{block}\n{block}"), 2),
+            ("", format!("{{\"a\": {block:?}}}"), 0),
+            ("<think>\nHm.\n</think>\n\n", format!("{{\"a\": {block:?}}}"), 0),
+            ("", format!("So {block}"), 0),
+            ("", "<tool_call>".into(), 0),
+            ("", "<tool".into(), 0),
+        ] {
+            let reply = Reply::parse_with(&format!("{before}{text}"), CallBlocks::Leading);
+            assert_eq!(reply.calls, vec![call; calls], "{text}");
+            assert_eq!(reply.content, if calls > 0 { "" } else { text.as_str() });
+        }
+    }
+
+    #[test]
     fn blocks_that_cannot_be_read_are_text() {
         let add = "\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n";
         let inner = add.trim_matches('\n');
@@ -478,7 +509,7 @@ mod tests {
             for _ in 0..pick(14) {
                 text.push_str(parts[pick(parts.len())]);
             }
-            for blocks in [CallBlocks::Text, CallBlocks::Valid, CallBlocks::Any] {
+            for blocks in [CallBlocks::Text, CallBlocks::Valid, CallBlocks::Leading, CallBlocks::Any] {
                 let whole = Reply::parse_with(&text, blocks);
                 let mut parser = ReplyParser::new(blocks);
                 let mut sum = Reply::default();

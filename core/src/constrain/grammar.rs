@@ -66,6 +66,16 @@ pub enum Whitespace {
     Allowed,
 }
 
+impl Whitespace {
+    /// The first node with white space.
+    pub(super) const fn first(self) -> NodeId {
+        match self {
+            Whitespace::None => NodeId::MAX,
+            Whitespace::Allowed => 0,
+        }
+    }
+}
+
 /// A property's name as written, with the closing quote, and its value.
 #[derive(Clone, Debug)]
 pub(super) struct Property {
@@ -129,7 +139,8 @@ pub(super) enum Node {
 pub struct Grammar {
     pub(super) nodes: Vec<Node>,
     pub(super) root: NodeId,
-    pub(super) whitespace: Whitespace,
+    /// The containers from this node on may have white space.
+    pub(super) spaced: NodeId,
     /// Fewest tokens of a text of each node: one per byte, except for texts counted by [`Grammar::spell`].
     shortest: Vec<u32>,
     /// Least nesting depth of a text of each node.
@@ -139,8 +150,8 @@ pub struct Grammar {
 impl Grammar {
     /// The grammar without any text.
     pub(super) fn nothing() -> Grammar {
-        let (nodes, whitespace) = (Vec::new(), Whitespace::None);
-        Grammar { nodes, root: NEVER, whitespace, shortest: Vec::new(), height: Vec::new() }
+        let spaced = Whitespace::None.first();
+        Grammar { nodes: Vec::new(), root: NEVER, spaced, shortest: Vec::new(), height: Vec::new() }
     }
 
     pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
@@ -173,7 +184,7 @@ impl Grammar {
     }
 
     /// Validates and completes a graph.
-    pub(super) fn finish(mut nodes: Vec<Node>, root: NodeId, whitespace: Whitespace) -> Result<Grammar> {
+    pub(super) fn finish(mut nodes: Vec<Node>, root: NodeId, spaced: NodeId) -> Result<Grammar> {
         if nodes.len() > MAX_NODES {
             let (found, max) = (nodes.len() as u64, MAX_NODES as u64);
             return Err(error!(Limit { what: "size of the schema", found, max }));
@@ -192,7 +203,7 @@ impl Grammar {
             let (found, max) = (u64::from(found), u64::from(MAX_BEGINNINGS));
             return Err(error!(Limit { what: "number of ways to begin a part of the grammar", found, max }));
         }
-        let mut grammar = Grammar { nodes, root, whitespace, shortest: Vec::new(), height: Vec::new() };
+        let mut grammar = Grammar { nodes, root, spaced, shortest: Vec::new(), height: Vec::new() };
         grammar.measure()?;
         if !grammar.fits(root, 0) {
             let expected = "a schema that some value satisfies, at most 64 containers deep";

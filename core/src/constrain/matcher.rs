@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::decimal::{DIGITS, Digits, Part};
-use super::grammar::{Grammar, Node, NodeId, Property, Text, Whitespace};
+use super::grammar::{Grammar, Node, NodeId, Property, Text};
 use super::pattern::NEVER;
 use super::quoted::Quoted;
 use alloc::vec;
@@ -38,13 +38,6 @@ impl Gap {
     const ANY: Gap = Gap(u16::MAX);
     /// No line break after a colon.
     const SPACE: Gap = Gap(1);
-
-    fn of(grammar: &Grammar, allowed: Gap) -> Gap {
-        match grammar.whitespace {
-            Whitespace::None => Gap::NONE,
-            Whitespace::Allowed => allowed,
-        }
-    }
 
     fn take(self, byte: u8, depth: u32) -> Option<Gap> {
         match (byte, self) {
@@ -368,6 +361,14 @@ impl Matcher {
         self.link(top).map_or(0, |link| link.depth)
     }
 
+    /// White space within the container on top: what is `allowed`, if there may be any.
+    fn gap(&self, grammar: &Grammar, top: u32, allowed: Gap) -> Gap {
+        match self.link(top).map(|link| link.frame) {
+            Some(Frame::Object { node, .. } | Frame::Array { node, .. }) if node >= grammar.spaced => allowed,
+            _ => Gap::NONE,
+        }
+    }
+
     fn rest(&self, top: u32) -> u32 {
         self.link(top).map_or(0, |link| link.rest)
     }
@@ -477,7 +478,7 @@ impl Matcher {
         {
             return Thread { top, at: At::Value { node, gap: Gap::NONE } };
         }
-        Thread { top, at: At::After { gap: Gap::of(grammar, Gap::ANY) } }
+        Thread { top, at: At::After { gap: self.gap(grammar, top, Gap::ANY) } }
     }
 
     /// The next part of the sequence on top, and the stack it is on.
@@ -539,7 +540,7 @@ impl Matcher {
                 if byte == b':'
                     && let Some(node) = self.value_of(grammar, top, property)
                 {
-                    self.emit(grammar, top, At::Value { node, gap: Gap::of(grammar, Gap::SPACE) });
+                    self.emit(grammar, top, At::Value { node, gap: self.gap(grammar, top, Gap::SPACE) });
                 }
             }
             At::String { node, chars, quoted } => self.string(grammar, top, node, chars, quoted, byte),
@@ -614,11 +615,11 @@ impl Matcher {
             Some(Node::Plain(_)) => self.plain_text(grammar, top, node, (0, Quoted::Plain, 0), byte),
             Some(Node::Array { .. }) if byte == b'[' => {
                 let top = self.stack(grammar, top, Frame::Array { node, count: 0 });
-                self.emit(grammar, top, At::First { gap: Gap::of(grammar, Gap::ANY) });
+                self.emit(grammar, top, At::First { gap: self.gap(grammar, top, Gap::ANY) });
             }
             Some(Node::Object { .. }) if byte == b'{' => {
                 let top = self.stack(grammar, top, Frame::Object { node, next: 0 });
-                self.emit(grammar, top, At::First { gap: Gap::of(grammar, Gap::ANY) });
+                self.emit(grammar, top, At::First { gap: self.gap(grammar, top, Gap::ANY) });
             }
             Some(Node::Free { .. }) => self.marker(grammar, top, node, 0, byte),
             None
@@ -672,14 +673,14 @@ impl Matcher {
         }
         match (frame, byte) {
             (Frame::Object { .. }, b'}') | (Frame::Array { .. }, b']') => self.close(grammar, top, frame),
-            (_, b',') if gap != Gap::of(grammar, Gap::ANY) => {}
+            (_, b',') if gap != self.gap(grammar, top, Gap::ANY) => {}
             (Frame::Object { node, .. }, b',') => {
                 let count = match grammar.node(node) {
                     Some(Node::Object { properties, .. }) => properties.len() as u32,
                     _ => 0,
                 };
                 if self.name_left(grammar, top, 0, count) || self.other(grammar, top).is_some() {
-                    self.emit(grammar, top, At::Name { gap: Gap::of(grammar, Gap::ANY) });
+                    self.emit(grammar, top, At::Name { gap: self.gap(grammar, top, Gap::ANY) });
                 }
             }
             (Frame::Array { node, count }, b',') => {
@@ -692,7 +693,7 @@ impl Matcher {
                     let alike = min.max(prefix.len() as u32).max(1);
                     let count = if max == u32::MAX { (count + 1).min(alike) } else { count + 1 };
                     let top = self.stack(grammar, below, Frame::Array { node, count });
-                    self.emit(grammar, top, At::Value { node: items, gap: Gap::of(grammar, Gap::ANY) });
+                    self.emit(grammar, top, At::Value { node: items, gap: self.gap(grammar, top, Gap::ANY) });
                 }
             }
             _ => {}

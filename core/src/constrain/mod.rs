@@ -46,6 +46,7 @@ mod schema;
 mod vocabulary;
 
 pub use grammar::{Grammar, Whitespace};
+pub(crate) use schema::Around;
 pub use vocabulary::Vocabulary;
 
 use crate::error::{Error, Name, Result};

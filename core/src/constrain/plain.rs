@@ -119,7 +119,7 @@ impl Grammar {
 
 /// The grammar of text `root`.
 fn finish(nodes: Vec<Node>, root: NodeId, name: &str) -> Result<Grammar> {
-    Grammar::finish(nodes, root, Whitespace::None).map_err(|error| match error {
+    Grammar::finish(nodes, root, Whitespace::None.first()).map_err(|error| match error {
         Error::Option { .. } => {
             error!(Argument { name: Name::new(name), problem: "has no text of at least one character" })
         }

@@ -221,7 +221,8 @@ fn limit<T>(what: &'static str, found: usize, max: usize) -> Result<T> {
 /// A graph being built.
 pub(super) struct Builder {
     pub(super) nodes: Vec<Node>,
-    whitespace: Whitespace,
+    /// As in [`Grammar`].
+    spaced: NodeId,
     any: Option<NodeId>,
     /// The remaining budget for patterns.
     budget: Budget,
@@ -231,15 +232,15 @@ pub(super) struct Builder {
 
 impl Builder {
     fn new(whitespace: Whitespace) -> Builder {
-        Builder::with(Vec::new(), whitespace)
+        Builder::with(Vec::new(), whitespace.first())
     }
 
-    fn with(nodes: Vec<Node>, whitespace: Whitespace) -> Builder {
-        Builder { nodes, whitespace, any: None, budget: Budget::new(), text: MAX_TEXT }
+    fn with(nodes: Vec<Node>, spaced: NodeId) -> Builder {
+        Builder { nodes, spaced, any: None, budget: Budget::new(), text: MAX_TEXT }
     }
 
     fn finish(self, root: NodeId) -> Result<Grammar> {
-        Grammar::finish(self.nodes, root, self.whitespace)
+        Grammar::finish(self.nodes, root, self.spaced)
     }
 
     /// Charges the budget for texts of the schema; a schema that is compiled twice is charged twice.
@@ -456,7 +457,9 @@ impl<'t> Compiler<'_, 't> {
             telling.retain(|(name, _)| *name != "allOf");
         }
         for combined in ["$ref", "anyOf", "oneOf", "allOf"] {
-            let Some((_, value)) = telling.iter().copied().find(|(name, _)| *name == combined) else { continue };
+            let Some((_, value)) = telling.iter().copied().find(|(name, _)| *name == combined) else {
+                continue;
+            };
             let beside = telling.iter().find(|(name, _)| *name != combined);
             if let Some((beside, value)) = beside {
                 return self.unsupported(beside, *value, "nothing beside $ref, anyOf, oneOf or allOf");
@@ -493,7 +496,7 @@ impl<'t> Compiler<'_, 't> {
                 return self.unsupported(keyword, Value(text), "numbers that a float can hold");
             }
             self.builder.keep(texts.iter().map(|text| text.len()))?;
-            if self.builder.whitespace == Whitespace::Allowed {
+            if self.builder.nodes.len() as NodeId >= self.builder.spaced {
                 return Ok(self.builder.texts(texts));
             }
             let texts: Vec<String> = texts.into_iter().map(without_whitespace).collect();
@@ -907,6 +910,17 @@ fn tool(index: u32, description: &str) -> Result<Function<'_>> {
     Ok(Function { name, parameters, strict })
 }
 
+/// The part of replies that is not calls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Around<'g> {
+    /// Any text before, between and after calls.
+    Text,
+    /// None.
+    Nothing,
+    /// A reply without a call is of this grammar, one with calls has no other part.
+    Or(&'g Grammar),
+}
+
 impl Grammar {
     /// Any JSON object.
     pub fn json_object(whitespace: Whitespace) -> Grammar {
@@ -938,21 +952,32 @@ impl Grammar {
     /// [`Grammar::json_schema`]. [`Error::Tool`] for a tool without a name, [`Error::Duplicate`] for two of the same name.
     pub fn tool_calls(tools: &[&str], required: bool) -> Result<Grammar> {
         let tools: Vec<(u32, &str)> = (0..).zip(tools.iter().copied()).collect();
-        Grammar::calls(&tools, required, true)
+        Grammar::calls(&tools, if required { Around::Nothing } else { Around::Text }, true)
     }
 
     /// As [`Grammar::tool_calls`], of tools with these numbers; unless `parallel`, a call ends the reply.
-    pub(crate) fn calls(tools: &[(u32, &str)], required: bool, parallel: bool) -> Result<Grammar> {
-        match Grammar::calls_with(tools, required, parallel, true) {
+    pub(crate) fn calls(tools: &[(u32, &str)], around: Around<'_>, parallel: bool) -> Result<Grammar> {
+        match Grammar::calls_with(tools, around, parallel, true) {
             // Schemas that are small enough one by one may be too large together.
-            Err(Error::Limit { .. }) => Grammar::calls_with(tools, required, parallel, false),
+            Err(Error::Limit { .. }) => Grammar::calls_with(tools, around, parallel, false),
             built => built,
         }
     }
 
     /// `follow` says whether arguments follow schemas that they need not.
-    fn calls_with(tools: &[(u32, &str)], required: bool, parallel: bool, follow: bool) -> Result<Grammar> {
-        let mut builder = Builder::new(Whitespace::Allowed);
+    fn calls_with(
+        tools: &[(u32, &str)],
+        around: Around<'_>,
+        parallel: bool,
+        follow: bool,
+    ) -> Result<Grammar> {
+        let mut builder = match around {
+            Around::Or(format) => {
+                let spaced = format.spaced.min(format.nodes.len() as NodeId);
+                Builder::with(format.nodes.clone(), spaced)
+            }
+            Around::Text | Around::Nothing => Builder::new(Whitespace::Allowed),
+        };
         let mut calls = Vec::new();
         let end = builder.texts(["}\n</tool_call>"]);
         let more = builder.nodes.len() as NodeId;
@@ -984,7 +1009,7 @@ impl Grammar {
         }
         let call = builder.add(Node::Cases { texts, then });
         let marker = Text::new(b"<tool_call>");
-        let root = if required {
+        let root = if !matches!(around, Around::Text) {
             let opening = builder.texts(["<tool_call>"]);
             let again = builder.texts(["\n<tool_call>"]);
             let again = builder.add(Node::Sequence { parts: vec![again, call], may_end: false });
@@ -992,7 +1017,11 @@ impl Grammar {
             if let Some(node) = builder.nodes.get_mut(more as usize) {
                 *node = Node::Any(vec![nothing, again]);
             }
-            builder.add(Node::Sequence { parts: vec![opening, call], may_end: false })
+            let calls = builder.add(Node::Sequence { parts: vec![opening, call], may_end: false });
+            match around {
+                Around::Or(format) => builder.add(Node::Any(vec![format.root, calls])),
+                Around::Text | Around::Nothing => calls,
+            }
         } else {
             let free = builder.add(Node::Free { marker, then: call, may_end: true });
             if let Some(node) = builder.nodes.get_mut(more as usize) {
@@ -1008,7 +1037,7 @@ impl Grammar {
     /// # Errors
     /// [`Error::Limit`] if the grammar already has the maximum size.
     pub fn after_thoughts(self) -> Result<Grammar> {
-        let mut builder = Builder::with(self.nodes, self.whitespace);
+        let mut builder = Builder::with(self.nodes, self.spaced);
         let begin = builder.texts(["<think>"]);
         let gap = builder.texts(["", "\n", "\n\n"]);
         let answer = builder.add(Node::Sequence { parts: vec![gap, self.root], may_end: false });
@@ -1024,7 +1053,7 @@ impl Grammar {
     /// # Errors
     /// [`Error::Limit`] if the grammar already has the maximum size.
     pub fn after_open_thoughts(self) -> Result<Grammar> {
-        let mut builder = Builder::with(self.nodes, self.whitespace);
+        let mut builder = Builder::with(self.nodes, self.spaced);
         let gap = builder.texts(["", "\n", "\n\n"]);
         let answer = builder.add(Node::Sequence { parts: vec![gap, self.root], may_end: false });
         let marker = Text::new(b"</think>");

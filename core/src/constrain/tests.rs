@@ -505,7 +505,8 @@ fn calls_name_a_tool_and_fit_its_parameters() {
 fn a_single_call_ends_the_reply() {
     let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
     for required in [false, true] {
-        let grammar = Grammar::calls(&[(0, r#"{"name":"now"}"#)], required, false).unwrap();
+        let around = if required { Around::Nothing } else { Around::Text };
+        let grammar = Grammar::calls(&[(0, r#"{"name":"now"}"#)], around, false).unwrap();
         assert!(accepts(&grammar, call));
         assert_eq!(accepts(&grammar, &format(&["Hm.\n", call])), !required);
         assert_eq!(accepts(&grammar, "No."), !required);
@@ -516,6 +517,34 @@ fn a_single_call_ends_the_reply() {
         assert!(call.bytes().all(|byte| matcher.push(&grammar, byte)));
         matcher.settle();
         assert!(matcher.finished());
+    }
+}
+
+#[test]
+fn a_reply_has_calls_or_the_format() {
+    let tool = r#"{"name":"add","parameters":{"type":"object","properties":{"a":{"const":[1, 2]}}}}"#;
+    let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": [1, 2]}}\n</tool_call>";
+    let schema = r#"{"type":"object","properties":{"b":{"const":[1, 2]}},"required":["b"]}"#;
+    let (dense, spaced) = (r#"{"b":[1,2]}"#, r#"{"b": [1, 2]}"#);
+    for (form, is_dense) in
+        [(Grammar::json_schema(schema, Whitespace::None), true), (json_schema(schema), false)]
+    {
+        let form = form.unwrap();
+        let grammar = Grammar::calls(&[(0, tool)], Around::Or(&form), true).unwrap();
+        for grammar in [grammar.clone(), grammar.after_thoughts().unwrap()] {
+            for text in [call, &format(&[call, "\n", call])] {
+                assert!(accepts(&grammar, text), "{text}");
+            }
+            assert_eq!((accepts(&grammar, dense), accepts(&grammar, spaced)), (is_dense, !is_dense));
+            for text in ["", "Hm.", "Hm. <tool_call>", "{}", &format(&[call, dense])] {
+                assert!(!accepts(&grammar, text), "{text}");
+            }
+        }
+    }
+    let choices = Grammar::choices(&["yes", "<tool_call>"]).unwrap();
+    let grammar = Grammar::calls(&[(0, tool)], Around::Or(&choices), false).unwrap();
+    for (text, taken) in [("yes", true), ("<tool_call>", true), (call, true), ("no", false)] {
+        assert_eq!(accepts(&grammar, text), taken, "{text}");
     }
 }
 

@@ -80,7 +80,8 @@ pub(super) fn reply_seeds() -> Vec<Vec<u8>> {
 
 pub(super) fn reply(input: &[u8]) {
     let Some((first, rest)) = input.split_first() else { return };
-    let blocks = [CallBlocks::Text, CallBlocks::Valid, CallBlocks::Any][usize::from(first % 3)];
+    let blocks =
+        [CallBlocks::Text, CallBlocks::Valid, CallBlocks::Any, CallBlocks::Leading][usize::from(first % 4)];
     let text = String::from_utf8_lossy(rest);
     let whole = Reply::parse_with(&text, blocks);
     let mut random = Random::new(reading::fnv(input));

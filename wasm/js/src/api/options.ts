@@ -256,7 +256,7 @@ export interface ChatOptions extends Omit<GenerateOptions, "overflow"> {
   /**
    * Functions the model may call. Calls are in `finish.message.toolCalls`; their arguments satisfy the JSON Schema `parameters`, or are any
    * object, as `strict` says. Throws `unsupported` for a schema that is not supported with `strict: true`, and if the model has no
-   * template for tools. Cannot be combined with `responseFormat`.
+   * template for tools. With a `responseFormat`, a reply is calls alone or has the format.
    */
   tools?: readonly Tool[];
   /** Whether the model decides about calls, must make one, or must call the function of this name. Default `auto`. */
