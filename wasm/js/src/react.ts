@@ -33,10 +33,17 @@ export interface UseChat {
   setMessages(messages: readonly Message[]): void;
 }
 
+/** A reply in progress. */
+interface Running {
+  abort: AbortController;
+  /** The messages if it ends now. */
+  kept(): Message[];
+}
+
 const EMPTY: Message = { role: "assistant", content: "" };
 
 /**
- * A chat with a model: it is loaded when the component is mounted, and disposed when it is unmounted. An `Engine` as `model` remains the caller's. A model
+ * A chat with a model: it is loaded when the component is mounted, and disposed when it is unmounted. Another model goes on with the messages. An `Engine` as `model` remains the caller's. A model
  * other than a text must be the same object at every render.
  */
 export function useChat(model: ModelSource | Engine, options: UseChatOptions = {}): UseChat {
@@ -47,18 +54,19 @@ export function useChat(model: ModelSource | Engine, options: UseChatOptions = {
   const [engine, setEngine] = useState<Engine>();
   const latest = useRef({ options, messages });
   const share = useRef<Share>(undefined);
-  const running = useRef<AbortController>(undefined);
+  const running = useRef<Running>(undefined);
   useEffect(() => void (latest.current.options = options));
 
   const show = useCallback((messages: readonly Message[]) => showMessages((latest.current.messages = messages)), []);
   const abandon = useCallback(() => {
-    running.current?.abort();
+    running.current?.abort.abort();
     running.current = undefined;
   }, []);
 
   useEffect(() => {
     const abort = new AbortController();
     setStatus("loading");
+    setProgress(undefined);
     setError(undefined);
     const loading = new SharedEngine(model, latest.current.options.load ?? {}).open(abort.signal, (progress) => abort.signal.aborted || setProgress(progress));
     const opened = (one: Share) => {
@@ -75,21 +83,29 @@ export function useChat(model: ModelSource | Engine, options: UseChatOptions = {
     loading.then(opened, failed);
     return () => {
       abort.abort();
+      // Before another model may continue from them.
+      if (running.current) show(running.current.kept());
       abandon();
       share.current?.release();
       share.current = undefined;
       setEngine(undefined);
     };
-  }, [model, abandon]);
+  }, [model, show, abandon]);
 
   const send = useCallback<UseChat["send"]>(async (text, options = {}) => {
     if (!share.current || running.current) return;
-    const abort = (running.current = new AbortController());
-    const isCurrent = () => running.current === abort;
     let isLost = false;
     const { options: { initialMessages: _initial, load: _load, ...session }, messages: before } = latest.current;
     let done: Message[] = [...before, { role: "user", content: text }];
     let reply = EMPTY;
+    const abort = new AbortController();
+    const kept = () => {
+      // Calls without results cannot be continued from.
+      const { toolCalls: _calls, ...rest } = reply;
+      return rest.content ? [...done, rest] : done;
+    };
+    const run = (running.current = { abort, kept });
+    const isCurrent = () => running.current === run;
     show([...done, reply]);
     setStatus("streaming");
     setError(undefined);
@@ -107,9 +123,7 @@ export function useChat(model: ModelSource | Engine, options: UseChatOptions = {
       }
     } catch (error) {
       if (!isCurrent()) return;
-      // Calls without results cannot be continued from.
-      const { toolCalls: _calls, ...rest } = reply;
-      show(!abort.signal.aborted ? before : rest.content ? [...done, rest] : done);
+      show(abort.signal.aborted ? kept() : before);
       if (abort.signal.aborted) return;
       setError(error);
       isLost = isOfEngine(error) && (isFinal(error.code) || error.code === "disposed");
@@ -126,7 +140,7 @@ export function useChat(model: ModelSource | Engine, options: UseChatOptions = {
     }
   }, [show]);
 
-  const stop = useCallback(() => running.current?.abort(), []);
+  const stop = useCallback(() => running.current?.abort.abort(), []);
   const setMessages = useCallback<UseChat["setMessages"]>((messages) => {
     if (running.current) setStatus("ready");
     abandon();

@@ -26,16 +26,20 @@ const PAGE = `<!doctype html><link rel="icon" href="data:," /><div id="root"></d
 
     const root = createRoot(document.querySelector("#root"));
     globalThis.Engine = Engine;
+    const Chat = ({ model, options }) => {
+      globalThis.chat = useChat(model, options);
+      seen.push(chat);
+      for (const check of checks) check();
+      return null;
+    };
+    let key = 0;
+    /** Renders the mounted chat with another model. */
+    globalThis.change = (model, options) => root.render(createElement(StrictMode, null, createElement(Chat, { key, model, options })));
     globalThis.mount = (model, options) => {
       globalThis.seen = [];
       globalThis.chat = { status: "mounting", messages: [] };
-      const Chat = () => {
-        globalThis.chat = useChat(model, options);
-        seen.push(chat);
-        for (const check of checks) check();
-        return null;
-      };
-      root.render(createElement(StrictMode, null, createElement(Chat, { key: Math.random() })));
+      key++;
+      change(model, options);
     };
     globalThis.unmount = () => root.render(null);
     const checks = new Set();
@@ -157,6 +161,50 @@ describe("useChat", { timeout: 60_000 }, () => {
     const [question, call, ...rest] = messages;
     assert.deepEqual([question.role, call.toolCalls], ["user", [{ name: "add", arguments: '{"a":2}' }]]);
     assert.deepEqual(rest, [{ role: "tool", content: "5" }, { role: "assistant", content: "It is five." }]);
+  });
+
+  test("ends a reply as a stop does when the model changes", async () => {
+    const { kept, after, unanswered, progress } = await page.evaluate(async () => {
+      const options = { preset: "greedy", responseFormat: { type: "json_schema", schema: { type: "string", minLength: 300 } } };
+      const plain = { preset: "greedy", maxTokens: 2 };
+      const [first, second] = await Promise.all([1, 2].map(() => Engine.load("model.gguf", { context: 512 })));
+      const tools = await Engine.load("tools.gguf", { activations: "f32" });
+      mount(first, options);
+      await until(({ status }) => status === "ready");
+      void chat.send("Hello!");
+      await until(({ messages }) => messages[1]?.content.length >= 2);
+      change(second, plain);
+      const kept = (await until(({ engine, status }) => engine === second && status === "ready")).messages;
+      await chat.send("And then?");
+      const after = await until(({ status, messages }) => status === "ready" && messages.length > 2);
+      // Of a call whose function has not returned.
+      const parameters = { type: "object", properties: { a: { const: 2 } }, required: ["a"] };
+      let called;
+      const call = new Promise((resolve) => (called = resolve));
+      const run = () => new Promise(called);
+      mount(tools, { preset: "greedy", maxTokens: 60, thinking: true, toolChoice: "required", tools: { add: { parameters, run } } });
+      await until(({ status }) => status === "ready");
+      void chat.send("2 + 3?");
+      const end = await call;
+      seen.length = 0;
+      change("model.gguf", plain);
+      await until(({ status, engine }) => status === "ready" && engine !== tools);
+      end(5);
+      const unanswered = [chat.messages];
+      const loaded = seen.length;
+      change("missing.gguf", plain);
+      await until(({ status }) => status === "failed");
+      const progress = seen.slice(loaded).findLast(({ status }) => status === "loading").progress;
+      unanswered.push(chat.messages);
+      unmount();
+      for (const engine of [first, second, tools]) await engine.dispose();
+      return { kept, after, unanswered, progress };
+    });
+    assert.ok(kept.length === 2 && kept[1].content.length >= 2);
+    assert.deepEqual([after.messages.slice(0, 3), after.messages.length, after.error], [[...kept, { role: "user", content: "And then?" }], 4, undefined]);
+    assert.deepEqual(unanswered, [[{ role: "user", content: "2 + 3?" }], [{ role: "user", content: "2 + 3?" }]]);
+    assert.equal(progress, undefined);
+    assert.deepEqual(failures, []);
   });
 
   test("has failed once the engine is lost", async () => {
