@@ -32,6 +32,11 @@ const CODE = `
     const whole: ChatCompletion = await engine.createChatCompletion(request);
     const chunks: AsyncIterable<ChatCompletionChunk> = await engine.createChatCompletion({ ...request, stream: true });
     for await (const { text, finish } of engine.chat(request.messages, { tools, signal })) console.log(text, finish?.message.toolCalls);
+    for (const response_format of [{ type: "choice", choices: ["yes", "no"] }, { type: "regex", pattern: "a" }, { type: "grammar", grammar: "root ::= \\"a\\"" }, { type: "json_schema", json_schema: { description: "An object", schema: {} } }] as const) {
+      await engine.createChatCompletion({ ...request, response_format });
+    }
+    // @ts-expect-error There is no such format.
+    await engine.createChatCompletion({ ...request, response_format: { type: "xml" } });
     // @ts-expect-error A tool has a function.
     engine.chat(request.messages, { tools: [{ type: "function" }] });
     engine.chat(request.messages, { overflow: "trim" });

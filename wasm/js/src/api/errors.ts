@@ -20,6 +20,8 @@ export type EngineErrorCode =
   | "context_full"
   | "memory"
   | "logits"
+  /** A device failed at its work, or a weight could not be read from where the model is. */
+  | "device"
   /** There is no GPU, or only a software adapter. */
   | "gpu_absent"
   /** The GPU cannot run this model; the CPU can. */

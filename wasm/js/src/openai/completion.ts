@@ -14,7 +14,7 @@ export interface ChatCompletionMessageParam {
   role: "system" | "developer" | "user" | "assistant" | "tool";
   content?: string | readonly { type: "text"; text: string }[] | null;
   tool_calls?: readonly ChatCompletionToolCall[];
-  /** For results of tools, which are matched by their order. */
+  /** For results of tools: the `id` of the call. One that no call has, or that another result has named, is an error. Without it, results are in the order of the calls. */
   tool_call_id?: string;
   /** Accepted and ignored, like the next two. */
   name?: string;
@@ -23,6 +23,18 @@ export interface ChatCompletionMessageParam {
   /** The reasoning, as in a response. */
   reasoning?: string | null;
 }
+
+/** The format of a response. With tools, of one that has no call. */
+export type ChatCompletionResponseFormat =
+  | { type: "text" }
+  | { type: "json_object" }
+  | { type: "json_schema"; json_schema: { name?: string; description?: string | null; schema: object; strict?: boolean | null } }
+  /** Beyond OpenAI: one of these texts. */
+  | { type: "choice"; choices: readonly string[] }
+  /** Beyond OpenAI: a text that this regular expression matches as a whole. */
+  | { type: "regex"; pattern: string }
+  /** Beyond OpenAI: a text of this grammar in GBNF. */
+  | { type: "grammar"; grammar: string };
 
 /** A request. Other fields are refused unless they are null, so that none is ignored unnoticed. */
 export interface ChatCompletionRequest {
@@ -44,7 +56,7 @@ export interface ChatCompletionRequest {
   top_logprobs?: number | null;
   tools?: readonly Tool[] | null;
   tool_choice?: "none" | "auto" | "required" | { type: "function"; function: { name: string } } | null;
-  response_format?: { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema: object; strict?: boolean | null } } | null;
+  response_format?: ChatCompletionResponseFormat | null;
   n?: 1 | null;
   /** Only relevant for a service, like the next five: accepted and ignored. */
   user?: string | null;
