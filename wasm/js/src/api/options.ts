@@ -186,7 +186,7 @@ export interface GenerateOptions {
   dryMultiplier?: number;
   /** Growth of the DRY penalty with each repeated token. */
   dryBase?: number;
-  /** Repetitions up to this many tokens are not penalized. */
+  /** Repetitions shorter than this many tokens are not penalized. */
   dryAllowedLength?: number;
   /** Window of DRY in tokens. */
   dryLastN?: number;
