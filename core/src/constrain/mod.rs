@@ -27,7 +27,7 @@
 //!
 //! `type` (also lists), `properties`, `required`, `additionalProperties`, `items` (one schema),
 //! `prefixItems`, `minItems`, `maxItems`, `minLength`, `maxLength`, `pattern`, `format`, `minimum`,
-//! `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf`, `enum`, `const`, `anyOf`, `allOf` of one
+//! `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf`, `enum`, `const`, `anyOf`, `allOf` of patterns or of one
 //! schema, `oneOf` if types, constants or a required property distinguish the schemas, and `$ref` to schemas
 //! of the same text, recursion included. Titles, descriptions and the like are ignored. Everything else is
 //! refused with an error that names the place in the schema.
