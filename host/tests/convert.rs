@@ -364,6 +364,76 @@ fn a_text_begins_with_a_token_if_the_folder_says_so() {
     assert_eq!(added(folder.path()).as_deref(), Some("Bool(true)"));
     let folder = changed("llama", "tokenizer_config.json", replaced("{", "{\"add_bos_token\": true,"));
     assert_eq!(added(folder.path()).as_deref(), Some("Bool(true)"));
+    // Readers of GGUF add one to texts of Llama 3 without a key, `tokenizers` does not.
+    assert_eq!(added(&fixture("llama3")).as_deref(), Some("Bool(false)"));
+    let without_template = |name: &str| {
+        changed(name, "tokenizer.json", |bytes| {
+            let mut root: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+            root["post_processor"] = serde_json::json!({ "type": "ByteLevel", "trim_offsets": false });
+            Some(root.to_string().into_bytes())
+        })
+    };
+    assert_eq!(added(without_template("llama3").path()).as_deref(), Some("Bool(false)"));
+    assert_eq!(added(without_template("qwen3").path()), None);
+}
+
+/// Published files of Llama 3 have no key, and their texts begin with the token.
+#[test]
+fn a_folder_says_that_texts_of_llama_3_begin_with_a_token() {
+    let dir = TempDir::new().unwrap();
+    let (first, back) = (dir.path().join("first.gguf"), dir.path().join("back"));
+    convert(fixture("llama3"), &first, &ConvertOptions::new(), |_, _| ()).unwrap();
+    let mut bytes = fs::read(&first).unwrap();
+    let key = position(&bytes, b"add_bos_token");
+    bytes[key..key + 13].copy_from_slice(b"add_nothing__");
+    fs::write(&first, bytes).unwrap();
+    convert_to_folder(&first, &back, &ConvertOptions::new(), |_, _| ()).unwrap();
+    let root: serde_json::Value =
+        serde_json::from_slice(&fs::read(back.join("tokenizer.json")).unwrap()).unwrap();
+    assert_eq!(root["post_processor"]["single"][0]["SpecialToken"]["id"], "<|endoftext|>");
+    let file = converted(&back, &ConvertOptions::new()).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&Gguf::parse(&file).unwrap()).unwrap().into_owned();
+    assert_eq!(tokenizer.leading_bos(), tokenizer.added_id("<|endoftext|>"));
+}
+
+/// `tokenizers` ignores the ids of added tokens: those that the vocabulary lacks get the next ones.
+#[test]
+fn a_folder_has_its_added_tokens_in_the_vocabulary() {
+    let original = fixture("qwen3");
+    // Added tokens at both ends, and ids without a token between them and the others.
+    let turned = |id: &serde_json::Value| serde_json::Value::from((id.as_u64().unwrap() + 7) % 272);
+    let moved = with_tokenizer(|root| {
+        for id in root["model"]["vocab"].as_object_mut().unwrap().values_mut() {
+            *id = turned(id);
+        }
+        for token in root["added_tokens"].as_array_mut().unwrap() {
+            token["id"] = turned(&token["id"]);
+        }
+    });
+    for (folder, ids) in [(original.as_path(), [264, 265, 266, 267]), (moved.path(), [271, 0, 1, 2])] {
+        let dir = TempDir::new().unwrap();
+        let (file, out) = (dir.path().join("model.gguf"), dir.path().join("folder"));
+        convert(folder, &file, &ConvertOptions::new(), |_, _| ()).unwrap();
+        convert_to_folder(&file, &out, &ConvertOptions::new(), |_, _| ()).unwrap();
+        let read = |folder: &Path| -> serde_json::Value {
+            serde_json::from_slice(&fs::read(folder.join("tokenizer.json")).unwrap()).unwrap()
+        };
+        let (before, after) = (read(folder), read(&out));
+        let mut vocab = before["model"]["vocab"].as_object().unwrap().clone();
+        for (name, id) in ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>"].into_iter().zip(ids) {
+            vocab.insert(name.into(), id.into());
+        }
+        assert_eq!(after["model"]["vocab"].as_object().unwrap(), &vocab);
+        let added = |root: &serde_json::Value| {
+            let added = root["added_tokens"].as_array().unwrap().iter();
+            let mut added: Vec<_> =
+                added.map(|token| (token["id"].as_u64().unwrap(), token["content"].to_string())).collect();
+            added.sort();
+            added
+        };
+        assert_eq!(added(&after), added(&before));
+        assert!(fs::read(&file).unwrap() == converted(&out, &ConvertOptions::new()).unwrap());
+    }
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl<'f> Folder<'f> {
         };
         let asked = options.file_type.map(float).transpose()?;
         let config = ModelConfig::from_header(gguf.header())?;
-        Tokenizer::from_gguf(gguf)?;
+        let bos = Tokenizer::from_gguf(gguf)?.leading_bos();
         config.program().bind(gguf.header())?;
         let tensors: Vec<_> = tensor::to_folder(gguf, &config)?
             .into_iter()
@@ -97,7 +97,7 @@ impl<'f> Folder<'f> {
         let most = tensors.iter().filter(|(_, tensor, _)| !tensor.vector).map(|(_, _, format)| *format);
         // The widest, which loses nothing.
         let dtype = most.max_by_key(|format| format.block_bytes()).unwrap_or(Format::F32);
-        let mut files = tokenizer::files(gguf.metadata())?;
+        let mut files = tokenizer::files(gguf.metadata(), bos)?;
         files.extend(pooling::files(&config, gguf.metadata())?);
         files.push((CONFIG, pretty(&config_json(&config, gguf, dtype)?)));
         Ok(Folder { files, tensors })

@@ -18,6 +18,8 @@ const UNUSED: i32 = 5;
 /// How Qwen2 and Qwen3 split text before merging, and Llama 3, which differs in the digits of a number.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Llama 3's name in GGUF.
+const LLAMA_BPE: &str = "llama-bpe";
 
 /// Special tokens: their names in a folder and in GGUF.
 const SPECIAL: [(&str, &str); 4] = [("eos", "eos"), ("bos", "bos"), ("pad", "padding"), ("unk", "unknown")];
@@ -42,6 +44,9 @@ pub(super) fn write(folder: &Folder, rows: u32, w: &mut GgufWriter) -> Result<()
     let around = file.at(around(&file.root))?;
     let flag = |key| settings.as_ref().map_or(Ok(None), |settings| settings.at(flag(&settings.root, key)));
     let add_bos = flag("add_bos_token")?.or(around.map(|[before, _]| before.is_some()));
+    // Readers of GGUF add it to texts of this kind unless told otherwise, and `tokenizers` only where a template has it.
+    let is_llama = pre_tokenizer(file.root.get("pre_tokenizer")) == Some(LLAMA_BPE);
+    let add_bos = add_bos.or(is_llama.then_some(false));
     let add_eos = flag("add_eos_token")?.unwrap_or(around.is_some_and(|[_, after]| after.is_some()));
     if let Some(add) = add_bos {
         folder.at(w.set("tokenizer.ggml.add_bos_token", add).map_err(ConvertError::from))?;
@@ -182,7 +187,7 @@ fn pre_tokenizer(value: Option<&Value>) -> Option<&'static str> {
     }
     match first.get("pattern")?.get("Regex")?.as_str()? {
         QWEN2 => Some("qwen2"),
-        LLAMA3 => Some("llama-bpe"),
+        LLAMA3 => Some(LLAMA_BPE),
         _ => None,
     }
 }
@@ -378,8 +383,12 @@ fn texts<'a>(metadata: &Metadata<'a>, key: &str) -> Result<Vec<&'a str>, Convert
     texts.map(|text| std::str::from_utf8(text).map_err(|_| invalid())).collect()
 }
 
-/// The files of a folder with the tokenizer and the chat template of a GGUF file.
-pub(super) fn files(metadata: &Metadata<'_>) -> Result<Vec<(&'static str, String)>, ConvertError> {
+/// The files of a folder with the tokenizer and the chat template of a GGUF file, whose texts begin with `bos` if that is not
+/// `None`.
+pub(super) fn files(
+    metadata: &Metadata<'_>,
+    bos: Option<u32>,
+) -> Result<Vec<(&'static str, String)>, ConvertError> {
     let tokens = texts(metadata, "tokenizer.ggml.tokens")?;
     let types: Vec<i32> = match metadata.i32s("tokenizer.ggml.token_type")? {
         Some(types) => types.collect(),
@@ -402,15 +411,16 @@ pub(super) fn files(metadata: &Metadata<'_>) -> Result<Vec<(&'static str, String
     };
     let (mut vocab, mut added) = (Map::new(), Vec::new());
     for (id, (text, kind)) in tokens.iter().zip(&types).enumerate() {
-        match *kind {
-            UNUSED => {}
-            CONTROL | USER_DEFINED => added.push(json!({
+        if *kind == UNUSED {
+            continue;
+        }
+        // Added tokens, too: `tokenizers` ignores their ids, and numbers those that the vocabulary lacks from its size on.
+        vocab.insert((*text).into(), id.into());
+        if matches!(*kind, CONTROL | USER_DEFINED) {
+            added.push(json!({
                 "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
                 "normalized": false, "special": *kind == CONTROL,
-            })),
-            _ => {
-                vocab.insert((*text).into(), id.into());
-            }
+            }));
         }
     }
     // The tokens of a pair have no space: it is a letter of its own.
@@ -420,7 +430,8 @@ pub(super) fn files(metadata: &Metadata<'_>) -> Result<Vec<(&'static str, String
     let token = |id: u32| tokens.get(id as usize).copied();
     let named =
         |name| special.iter().find(|(found, _)| *found == name).and_then(|(_, id)| Some((token(*id)?, *id)));
-    let add_bos = metadata.bool("tokenizer.ggml.add_bos_token")?;
+    // Without the key, it depends on the pre-tokenizer.
+    let add_bos = metadata.bool("tokenizer.ggml.add_bos_token")?.or(bos.map(|_| true));
     let add_eos = metadata.bool("tokenizer.ggml.add_eos_token")?;
     let bytes_last =
         json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
