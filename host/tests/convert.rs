@@ -837,10 +837,63 @@ fn embedding_folder(mode: &str) -> TempDir {
     ]);
     let settings =
         serde_json::json!({ "pooling_mode_mean_tokens": false, mode: true, "include_prompt": true });
-    fs::write(folder.path().join("modules.json"), modules.to_string()).unwrap();
-    fs::create_dir(folder.path().join("1_Pooling")).unwrap();
-    fs::write(folder.path().join("1_Pooling/config.json"), settings.to_string()).unwrap();
+    with_modules(&folder, &modules, &settings);
     folder
+}
+
+/// Makes a folder one of sentence-transformers.
+fn with_modules(folder: &TempDir, modules: &serde_json::Value, settings: &serde_json::Value) {
+    fs::write(folder.path().join("modules.json"), modules.to_string()).unwrap();
+    fs::create_dir_all(folder.path().join("1_Pooling")).unwrap();
+    fs::write(folder.path().join("1_Pooling/config.json"), settings.to_string()).unwrap();
+}
+
+/// As sentence-transformers writes folders since 5.4, where transformers wrote the model without its head.
+#[test]
+fn the_pooling_of_sentence_transformers_5_4_is_read() {
+    use serde_json::json;
+    let folder = with_config("qwen3", |config| config["architectures"] = json!(["Qwen3Model"]));
+    let kind = |name: &str| format!("sentence_transformers.{name}");
+    let mut modules = json!([
+        { "idx": 0, "name": "0", "path": "", "type": kind("base.modules.transformer.Transformer") },
+        { "idx": 1, "name": "1", "path": "1_Pooling", "type": kind("sentence_transformer.modules.pooling.Pooling") },
+        { "idx": 2, "name": "2", "path": "2_Normalize", "type": kind("sentence_transformer.modules.normalize.Normalize") },
+    ]);
+    let read = |modules: &serde_json::Value, mode: serde_json::Value| {
+        with_modules(&folder, modules, &mode);
+        let file = converted(folder.path(), &ConvertOptions::new()).map_err(|error| error.to_string())?;
+        Ok(Gguf::parse(&file).unwrap().metadata().u32("qwen3.pooling_type").unwrap().unwrap())
+    };
+    for (mode, id) in [
+        (json!({ "pooling_mode": "mean" }), 1),
+        (json!({ "pooling_mode": "cls" }), 2),
+        (json!({ "pooling_mode": "lasttoken", "include_prompt": true }), 3),
+        (json!({ "pooling_mode": ["lasttoken"], "pooling_mode_mean_tokens": true }), 3),
+        (json!({ "embedding_dimension": 32 }), 1),
+    ] {
+        assert_eq!(read(&modules, mode), Ok(id));
+    }
+    for (mode, found) in [(json!("max"), "\"max\""), (json!(["mean", "cls"]), "[\"mean\",\"cls\"]")] {
+        let expected = format!("pooling_mode is {found}, expected one of mean, cls and lasttoken");
+        let refused: String = read(&modules, json!({ "pooling_mode": mode })).unwrap_err();
+        assert!(refused.contains("1_Pooling/config.json") && refused.contains(&expected), "{refused}");
+    }
+    // They would change the embedding.
+    for other in [kind("models.Dense"), kind("base.modules.dense.Dense"), "custom.Transformer".into()] {
+        modules[2]["type"] = other.clone().into();
+        let refused = read(&modules, json!({ "pooling_mode": "mean" })).unwrap_err();
+        let expected = format!("modules.json: type of a module is {other:?}, expected");
+        assert!(refused.contains(&expected), "{refused}");
+    }
+}
+
+#[test]
+fn a_model_without_its_head_has_the_name_of_the_class_without_it() {
+    for (name, class) in [("qwen3", "Qwen3Model"), ("qwen3moe", "Qwen3MoeModel"), ("llama3", "LlamaModel")] {
+        let folder = with_config(name, |config| config["architectures"] = serde_json::json!([class]));
+        let found = difference(folder.path(), &converted(folder.path(), &ConvertOptions::new()).unwrap());
+        assert!(found < 1e-4, "{name}: {found}");
+    }
 }
 
 #[test]

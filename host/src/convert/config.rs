@@ -61,10 +61,15 @@ impl Architecture {
 
     /// The name in `config.json`.
     pub(super) fn class(self) -> &'static str {
+        self.classes()[0]
+    }
+
+    /// The names in `config.json`: with the head, and without it, as models of embeddings are saved.
+    fn classes(self) -> [&'static str; 2] {
         match self {
-            Architecture::Qwen3 => "Qwen3ForCausalLM",
-            Architecture::Qwen3Moe => "Qwen3MoeForCausalLM",
-            Architecture::Llama => "LlamaForCausalLM",
+            Architecture::Qwen3 => ["Qwen3ForCausalLM", "Qwen3Model"],
+            Architecture::Qwen3Moe => ["Qwen3MoeForCausalLM", "Qwen3MoeModel"],
+            Architecture::Llama => ["LlamaForCausalLM", "LlamaModel"],
         }
     }
 
@@ -94,9 +99,11 @@ impl Config {
     pub(super) fn read(root: &Value, w: &mut GgufWriter) -> Result<Config, ConvertError> {
         let names = root.get("architectures").and_then(Value::as_array).and_then(|all| all.first());
         let class = names.and_then(Value::as_str);
-        let architecture = Architecture::ALL.into_iter().find(|one| Some(one.class()) == class);
-        let architecture = architecture.ok_or_else(|| {
-            wrong("architectures", names, "Qwen3ForCausalLM, Qwen3MoeForCausalLM or LlamaForCausalLM")
+        let is_named = |one: &Architecture| class.is_some_and(|class| one.classes().contains(&class));
+        let architecture = Architecture::ALL.into_iter().find(is_named).ok_or_else(|| {
+            let expected =
+                "Qwen3ForCausalLM, Qwen3MoeForCausalLM, LlamaForCausalLM or these with Model for ForCausalLM";
+            wrong("architectures", names, expected)
         })?;
         for (key, expected) in REFUSED {
             if let Some(value) = present(root, key).filter(|value| **value != Value::Bool(false)) {
