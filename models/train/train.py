@@ -17,6 +17,7 @@ word by word, per topic, on questions from a seed of their own.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import time
@@ -35,8 +36,8 @@ PROBE = ("addition", "subtraction", "word sums", "opposites", "colors", "days", 
 
 
 def encode(tok, path: str) -> np.ndarray:
-    """The corpus as ids, cached beside the text."""
-    cache = path + ".u16.npy"
+    """The corpus as ids, cached beside the text for each tokenizer."""
+    cache = f"{path}.{hashlib.sha256(tok.to_str().encode()).hexdigest()[:16]}.u16.npy"
     if os.path.exists(cache) and os.path.getmtime(cache) > os.path.getmtime(path):
         return np.load(cache, mmap_mode="r")
     out = []
