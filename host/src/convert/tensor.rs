@@ -30,7 +30,8 @@ pub(super) struct Tensor<'f> {
 #[derive(Clone, Copy, Debug)]
 enum Shared {
     Row,
-    Matrix(f32),
+    /// The largest absolute weight, and its row.
+    Matrix(f32, usize),
 }
 
 /// How the rows of heads of this many rows change places: GGUF files of Llama have rows `i` and `i + head / 2` side by
@@ -507,15 +508,26 @@ impl Tensor<'_> {
             Int8::PerChannel => Shared::Row,
             Int8::PerTensor => {
                 let mut values = vec![0.0; self.cols];
-                let mut most = 0.0f32;
+                let mut most = (0.0f32, 0);
                 for row in 0..self.rows {
                     self.unpack(row, &mut values)?;
-                    most = most.max(largest(&values));
+                    self.finite(row, &values)?;
+                    let largest = largest(&values);
+                    if largest > most.0 {
+                        most = (largest, row);
+                    }
                 }
-                Shared::Matrix(most)
+                Shared::Matrix(most.0, most.1)
             }
         });
         Ok(())
+    }
+
+    /// Checks the weights of `row`.
+    fn finite(&self, row: usize, values: &[f32]) -> Result<(), ConvertError> {
+        let Some(value) = values.iter().find(|value| !value.is_finite()) else { return Ok(()) };
+        let problem = format!("has the weight {value} in row {row}, expected finite numbers");
+        Err(ConvertError::tensor(&self.name, problem))
     }
 
     fn write_rows(&self, first: usize, format: Format, out: &mut [u8]) -> Result<[f64; 2], ConvertError> {
@@ -526,10 +538,7 @@ impl Tensor<'_> {
         for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             let row = self.source(first + i);
             self.unpack(row, &mut values)?;
-            if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-                let problem = format!("has the weight {value} in row {row}, expected finite numbers");
-                return Err(ConvertError::tensor(&self.name, problem));
-            }
+            self.finite(row, &values)?;
             if self.shared.is_none() && self.copy(row, format, out) {
                 continue;
             }
@@ -537,7 +546,7 @@ impl Tensor<'_> {
                 Some(shared) if format == Format::Q8_0 => {
                     let largest = match shared {
                         Shared::Row => largest(&values),
-                        Shared::Matrix(largest) => largest,
+                        Shared::Matrix(largest, _) => largest,
                     };
                     pack_int8(&values, largest, out);
                 }
@@ -545,7 +554,12 @@ impl Tensor<'_> {
             }
             quant::unpack(format, out, &mut written)?;
             if written.iter().any(|value| !value.is_finite()) {
-                let (most, name) = (largest(&values), format.name());
+                let (most, row) = match self.shared {
+                    // Its scale is too large for all rows.
+                    Some(Shared::Matrix(most, row)) if format == Format::Q8_0 => (most, row),
+                    _ => (largest(&values), row),
+                };
+                let name = format.name();
                 let problem = format!(
                     "has weights up to {most:e} in row {row}, too large for {name}, expected a format with a wider range such as f32"
                 );
