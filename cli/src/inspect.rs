@@ -459,6 +459,7 @@ fn json_value(value: &Value<'_>) -> Json {
         Value::F32(x) => (*x).into(),
         Value::F64(x) => (*x).into(),
         Value::Bool(x) => (*x).into(),
+        Value::U64(x) => (*x).into(),
         other => other.integer().and_then(|n| i64::try_from(n).ok()).into(),
     }
 }
