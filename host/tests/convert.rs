@@ -1,10 +1,12 @@
 //! Hugging Face folders, converted to GGUF: against transformers and tokenizers (`tests/oracle/hf_folder.py`).
 #![cfg(feature = "convert")]
 
-use shohin::convert::{ConvertError, ConvertOptions, Int8, Mix, TensorRule, convert, convert_to_folder};
+use shohin::convert::{
+    ConvertError, ConvertOptions, Int8, Mix, NewFile, TensorRule, convert, convert_to_folder,
+};
 use shohin::{Error, Model};
-use shohin_core::gguf::Gguf;
-use shohin_core::model::Pooling;
+use shohin_core::gguf::{Gguf, Id42};
+use shohin_core::model::{Pooling, RopeScaling};
 use shohin_core::tokenizer::Special;
 use shohin_core::{BonsaiModel, Cpu, Format, KvFormat, ModelConfig, Serial, Tokenizer};
 use shohin_tests::cpu::{all_logits, device, exact, in_format};
@@ -481,11 +483,15 @@ fn a_converted_model_chats() {
 
 /// The fixture `qwen3` with the first BF16 weight of a tensor replaced.
 fn with_weight(tensor: &str, weight: f32) -> TempDir {
+    with_weight_at(tensor, 0, weight)
+}
+
+fn with_weight_at(tensor: &str, index: usize, weight: f32) -> TempDir {
     changed("qwen3", "model.safetensors", |mut bytes| {
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
         assert_eq!(header[tensor]["dtype"], "BF16");
-        let at = 8 + length + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+        let at = 8 + length + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize + 2 * index;
         bytes[at..at + 2].copy_from_slice(&half::bf16::from_f32(weight).to_le_bytes());
         Some(bytes)
     })
@@ -525,6 +531,16 @@ fn weights_that_are_not_finite_are_refused() {
         assert!(error.contains("tensor token_embd.weight has weights up to "), "{error}");
         assert!(error.contains("in row 0, too large for"), "{error}");
     }
+    // One scale for all rows: the one with the largest weight is named.
+    let folder = with_weight_at(embedding, 32 * 5 + 1, 1e9);
+    let rules = vec!["blk.*.ffn_down=f32".parse().unwrap()];
+    let options = ConvertOptions::new().file_type(Int8::PerTensor).rules(rules);
+    let error = converted(folder.path(), &options).unwrap_err().to_string();
+    assert!(error.contains("e8 in row 5, too large for Q8_0"), "{error}");
+    let folder = with_weight_at(embedding, 32 * 5 + 1, f32::INFINITY);
+    let error = converted(folder.path(), &options).unwrap_err().to_string();
+    assert!(error.contains("has the weight inf in row 5, expected finite numbers"), "{error}");
+
     let folder = with_weight(embedding, 1e6);
     let out = TempDir::new().unwrap();
     let options = ConvertOptions::new().file_type(Format::F16);
@@ -689,6 +705,91 @@ fn an_existing_file_is_kept() {
     assert!(Gguf::parse(&fs::read(&out).unwrap()).is_ok());
 }
 
+/// A file that takes the name of another would replace what is no file.
+#[test]
+fn only_regular_files_are_replaced() {
+    let dir = TempDir::new().unwrap();
+    let options = ConvertOptions::new().replace(true);
+    let refused = |path: &Path| {
+        for options in [&options, &ConvertOptions::new()] {
+            let refused = convert(fixture("qwen3"), path, options, |_, _| ()).unwrap_err();
+            let Error::Convert { source, .. } = &refused else { panic!("{refused}") };
+            assert_eq!(**source, ConvertError::NotRegular);
+        }
+    };
+    fs::create_dir(dir.path().join("folder")).unwrap();
+    refused(&dir.path().join("folder"));
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+        let socket = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        refused(&socket);
+        assert!(fs::symlink_metadata(&socket).unwrap().file_type().is_socket());
+
+        // Through symbolic links, also one that leads to nothing.
+        fs::create_dir(dir.path().join("there")).unwrap();
+        let (target, link) = (dir.path().join("there/model.gguf"), dir.path().join("link.gguf"));
+        symlink("there/second", &link).unwrap();
+        symlink("model.gguf", dir.path().join("there/second")).unwrap();
+        convert(fixture("qwen3"), &link, &ConvertOptions::new(), |_, _| ()).unwrap();
+        assert!(Gguf::parse(&fs::read(&target).unwrap()).is_ok());
+        fs::write(&target, "mine").unwrap();
+        assert!(convert(fixture("qwen3"), &link, &ConvertOptions::new(), |_, _| ()).is_err());
+        assert_eq!(fs::read(&target).unwrap(), b"mine");
+        convert(fixture("qwen3"), &link, &options, |_, _| ()).unwrap();
+        assert!(Gguf::parse(&fs::read(&target).unwrap()).is_ok());
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(dir.path().join("there")).unwrap().count(), 2);
+
+        let circle = dir.path().join("circle");
+        symlink(&circle, &circle).unwrap();
+        assert!(matches!(NewFile::create(&circle, true), Err(Error::Io { .. })));
+    }
+}
+
+/// Readers would look for the others.
+#[test]
+fn a_file_is_not_named_like_a_part_of_a_model() {
+    let dir = TempDir::new().unwrap();
+    for name in ["model-00001-of-00003.gguf", "model-00001-of-00001.gguf"] {
+        let out = dir.path().join(name);
+        let refused = convert(fixture("qwen3"), &out, &ConvertOptions::new(), |_, _| ()).unwrap_err();
+        assert!(matches!(&refused, Error::Convert { source, .. } if **source == ConvertError::NameOfPart));
+        assert!(refused.to_string().contains(name) && !out.exists(), "{refused}");
+    }
+    let out = dir.path().join("model-00004-of-00003.gguf");
+    convert(fixture("qwen3"), &out, &ConvertOptions::new(), |_, _| ()).unwrap();
+}
+
+#[test]
+fn a_pattern_that_matches_no_tensor_is_refused() {
+    let rules = ["*=q8_0", "blk.*.attn_w=q6_k"].map(|rule| rule.parse().unwrap()).to_vec();
+    let refused = converted(&fixture("qwen3"), &ConvertOptions::new().rules(rules)).unwrap_err();
+    assert!(refused.to_string().contains("no tensor matches \"blk.*.attn_w\""), "{refused}");
+    // Norms are matched, though they stay as they are.
+    let rules = vec!["output_norm=q8_0".parse().unwrap()];
+    converted(&fixture("qwen3"), &ConvertOptions::new().rules(rules)).unwrap();
+}
+
+#[test]
+fn the_layout_of_type_42_can_be_told() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/golden_model/synth-micro-q2_0_g64.gguf");
+    let f32s = ConvertOptions::new().file_type(Format::F32);
+    let told = |id42| converted(&source, &f32s.clone().id42(id42)).unwrap();
+    let right = converted(&source, &f32s).unwrap();
+    assert!(told(Id42::Group64) == right && told(Id42::CodesFirst) != right);
+    let weights = |id42| {
+        let dir = TempDir::new().unwrap();
+        let out = dir.path().join("folder");
+        convert_to_folder(&source, &out, &ConvertOptions::new().id42(id42), |_, _| ()).unwrap();
+        fs::read(out.join("model.safetensors")).unwrap()
+    };
+    assert!(weights(Id42::Group64) == weights(Id42::Auto));
+    assert!(weights(Id42::CodesFirst) != weights(Id42::Auto));
+}
+
 /// A copy of a fixture with one file changed.
 fn changed(name: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Option<Vec<u8>>) -> TempDir {
     let dir = TempDir::new().unwrap();
@@ -767,6 +868,56 @@ fn yarn_extends_the_context() {
         assert_eq!(found.is_err(), refused, "{message}");
         assert!(found.is_ok() || found.as_ref().is_err_and(|error| error.contains(&message)), "{found:?}");
     }
+}
+
+/// GGUF files have what the usual factor is multiplied by.
+#[test]
+fn a_factor_of_attention_is_kept() {
+    let read = |file: &[u8]| {
+        let config = ModelConfig::from_gguf(&Gguf::parse(file).unwrap()).unwrap();
+        let RopeScaling::Yarn { attention_factor, .. } = config.rope_scaling else { panic!("not YaRN") };
+        attention_factor
+    };
+    for factor in [1.0, 1.5] {
+        let folder = with_config("qwen3", |config| {
+            config["rope_parameters"]["attention_factor"] = factor.into();
+        });
+        let dir = TempDir::new().unwrap();
+        let (file, back) = (dir.path().join("model.gguf"), dir.path().join("back"));
+        convert(folder.path(), &file, &ConvertOptions::new(), |_, _| ()).unwrap();
+        convert_to_folder(&file, &back, &ConvertOptions::new(), |_, _| ()).unwrap();
+        for file in [fs::read(&file).unwrap(), converted(&back, &ConvertOptions::new()).unwrap()] {
+            assert!((read(&file) - factor).abs() < 1e-6, "{}", read(&file));
+        }
+    }
+    assert_ne!(read(&converted(&fixture("qwen3"), &ConvertOptions::new()).unwrap()), 1.0);
+}
+
+/// To GGUF, to a folder and to GGUF again.
+#[test]
+fn dynamic_ntk_comes_back_and_longrope_is_refused_by_name() {
+    let folder = |rope: serde_json::Value| {
+        with_config("qwen3", |config| {
+            config["rope_parameters"] = rope;
+            config["general.name"] = "scaled".into();
+        })
+    };
+    let dir = TempDir::new().unwrap();
+    let (file, back) = (dir.path().join("model.gguf"), dir.path().join("back"));
+    let dynamic = folder(serde_json::json!({ "rope_type": "dynamic", "rope_theta": 1e6, "factor": 2.5 }));
+    convert(dynamic.path(), &file, &ConvertOptions::new(), |_, _| ()).unwrap();
+    convert_to_folder(&file, &back, &ConvertOptions::new(), |_, _| ()).unwrap();
+    assert!(fs::read(&file).unwrap() == converted(&back, &ConvertOptions::new()).unwrap());
+
+    let factors = vec![1.5; 8];
+    let longrope = folder(serde_json::json!({
+        "rope_type": "longrope", "rope_theta": 1e6, "long_factor": factors, "short_factor": factors,
+        "original_max_position_embeddings": 4,
+    }));
+    convert(longrope.path(), &file, &ConvertOptions::new().replace(true), |_, _| ()).unwrap();
+    let options = ConvertOptions::new().replace(true);
+    let refused = convert_to_folder(&file, &back, &options, |_, _| ()).unwrap_err().to_string();
+    assert!(refused.contains("rope.scaling.type is longrope, expected none, linear"), "{refused}");
 }
 
 /// Token ids under keys of the tokenizer.
@@ -1096,6 +1247,12 @@ fn damaged_folders_are_refused_by_name() {
             "norm_topk_prob is 1",
         ),
         ("qwen3", "tokenizer.json", Box::new(|_| None), "tokenizer.json is missing"),
+        (
+            "qwen3",
+            "tokenizer.json",
+            Box::new(replaced("\"~\":", "\"~~\":")),
+            "model.vocab of tokenizer.json is without \"~\", expected a token for each byte",
+        ),
         (
             "qwen3",
             "tokenizer.json",

@@ -294,7 +294,15 @@ fn rope(
         if let Some(value) = present(scaling, "truncate").filter(|value| **value != Value::Bool(true)) {
             return Err(inside(wrong("truncate", Some(value), "true")));
         }
-        for theirs in ["attention_factor", "mscale", "mscale_all_dim"] {
+        if let Some(attention) = number(scaling, "attention_factor").map_err(inside)? {
+            // GGUF has what the usual one is multiplied by.
+            if let RopeScaling::Yarn { attention_factor: usual, .. } = RopeScaling::yarn(factor, original)
+                && attention != usual
+            {
+                w.set(&key("rope.scaling.attn_factor"), attention / usual)?;
+            }
+        }
+        for theirs in ["mscale", "mscale_all_dim"] {
             if let Some(value) = present(scaling, theirs) {
                 return Err(inside(wrong(theirs, Some(value), "the usual factor of attention")));
             }

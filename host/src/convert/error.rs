@@ -10,6 +10,15 @@ use std::path::Path;
 pub enum ConvertError {
     /// The file to write exists.
     Exists,
+    /// The file to write is a folder, a pipe or a device.
+    NotRegular,
+    /// The file to write is named like a part of a model in several files.
+    NameOfPart,
+    /// No tensor has a name that matches the pattern of a [`TensorRule`](super::TensorRule).
+    Unmatched {
+        /// The pattern.
+        pattern: String,
+    },
     /// A file is larger than any such file is.
     Large {
         /// Its length.
@@ -67,6 +76,15 @@ impl fmt::Display for ConvertError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ConvertError::Exists => f.write_str("it exists already"),
+            ConvertError::NotRegular => {
+                f.write_str("it is a folder, a pipe or a device, expected the name of a file")
+            }
+            ConvertError::NameOfPart => f.write_str(
+                "it is the name of a part of a model, whose other parts readers would look for; expected another name",
+            ),
+            ConvertError::Unmatched { pattern } => {
+                write!(f, "no tensor matches {pattern:?}, expected a pattern such as blk.*.attn_v")
+            }
             ConvertError::Large { found, most } => {
                 write!(f, "the file has {found} bytes, the limit is {most}")
             }

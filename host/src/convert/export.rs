@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::file::{self, ModelFile};
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use serde_json::{Map, Value, json};
-use shohin_core::gguf::{Gguf, ReadOptions};
+use shohin_core::gguf::Gguf;
 use shohin_core::model::{ModelConfig, RopeScaling};
 use shohin_core::quant::WeightClass;
 use shohin_core::{Format, Tokenizer};
@@ -51,7 +51,7 @@ pub fn convert_to_folder(
         return Err(ConvertError::Exists.at(out));
     }
     let file = ModelFile::open(source)?;
-    let gguf = file.gguf(&ReadOptions::default())?;
+    let gguf = file.gguf(&options.read_options())?;
     let plan = Folder::plan(&gguf, options).map_err(|error| error.at(source))?;
     let created = !out.exists();
     let failed = |source| Error::Io { action: "write", path: out.into(), source };
@@ -82,6 +82,10 @@ impl<'f> Folder<'f> {
         };
         let asked = options.file_type.map(float).transpose()?;
         let config = ModelConfig::from_header(gguf.header())?;
+        // Before its tensors of factors are found to be no part of a folder.
+        if matches!(config.rope_scaling, RopeScaling::LongRope { .. }) {
+            return Err(without_scaling("longrope"));
+        }
         let bos = Tokenizer::from_gguf(gguf)?.leading_bos();
         config.program().bind(gguf.header())?;
         let tensors: Vec<_> = tensor::to_folder(gguf, &config)?
@@ -293,13 +297,21 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
             }
             Some(yarn)
         }
-        other => {
+        // Transformers scales from the folder's context on.
+        RopeScaling::DynamicNtk { factor, original_context, context }
+            if context as usize == config.max_context_length =>
+        {
+            root["max_position_embeddings"] = original_context.into();
+            Some(json!({ "rope_type": "dynamic", "factor": number(factor) }))
+        }
+        RopeScaling::DynamicNtk { .. } => {
             return Err(ConvertError::Value {
-                key: "rope.scaling.type".into(),
-                found: format!("{other:?}"),
-                expected: "none, linear, yarn or the factors of Llama 3.1",
+                key: "context_length".into(),
+                found: config.max_context_length.to_string(),
+                expected: "the context before dynamic NTK times its factor",
             });
         }
+        _ => return Err(without_scaling("unknown")),
     };
     if let Some(mut scaling) = scaling {
         scaling["rope_theta"] = number(config.rope_freq_base);
@@ -316,6 +328,15 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
         root.extend(ids);
     }
     Ok(root)
+}
+
+/// The error for a scaling of the rotary frequencies that folders are not written with.
+fn without_scaling(found: &str) -> ConvertError {
+    ConvertError::Value {
+        key: "rope.scaling.type".into(),
+        found: found.into(),
+        expected: "none, linear, dynamic, yarn or the factors of Llama 3.1",
+    }
 }
 
 /// The scaling behind the factors of a file, which has the constants of Llama 3.1 and later.

@@ -12,6 +12,7 @@ mod float8;
 mod folder;
 mod grouped;
 mod json;
+mod new_file;
 mod onnx;
 mod plan;
 mod pooling;
@@ -21,19 +22,21 @@ mod tensor;
 mod tokenizer;
 
 use crate::error::{Error, Result};
-use crate::file::{self, ModelFile};
+use crate::file::ModelFile;
 use crate::map::Mmap;
 use crate::memory;
+use crate::shard::shard_names;
 use folder::Folder;
 use plan::Plan;
 use shohin_core::Format;
-use shohin_core::gguf::ReadOptions;
-use std::io::{self, BufWriter, Write};
+use shohin_core::gguf::{Id42, ReadOptions};
+use std::io::{self, Write};
 use std::path::Path;
 
 pub use error::ConvertError;
 pub use export::convert_to_folder;
 pub use file_type::{FileType, Int8, Mix};
+pub use new_file::NewFile;
 pub use rules::TensorRule;
 
 /// What to write.
@@ -46,6 +49,8 @@ pub struct ConvertOptions {
     pub rules: Vec<TensorRule>,
     /// Whether a file of that name is replaced.
     pub replace: bool,
+    /// The layout of tensors of type 42 in a GGUF file that does not say it.
+    pub id42: Id42,
 }
 
 impl ConvertOptions {
@@ -70,6 +75,16 @@ impl ConvertOptions {
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
         self
+    }
+
+    /// Sets [`ConvertOptions::id42`](#structfield.id42).
+    pub fn id42(mut self, id42: Id42) -> Self {
+        self.id42 = id42;
+        self
+    }
+
+    fn read_options(&self) -> ReadOptions {
+        ReadOptions { id42: self.id42, ..ReadOptions::default() }
     }
 }
 
@@ -127,26 +142,29 @@ pub fn convert(
 ) -> Result<Converted> {
     let (source, out) = (source.as_ref(), out.as_ref());
     // After the source was opened: whoever is told to replace a file can do so.
-    let check = || match !options.replace && out.exists() {
-        true => Err(ConvertError::Exists.at(out)),
-        false => Ok(()),
+    let create = || match out.file_name().and_then(|name| shard_names(name.to_str()?)) {
+        Some(_) => Err(ConvertError::NameOfPart.at(out)),
+        None => NewFile::create(out, options.replace),
     };
     if is_folder(source) {
         let folder = Folder::open(source)?;
-        check()?;
-        return save(&Plan::of_folder(&folder, options)?, out, &mut progress);
+        let new = create()?;
+        return save(&Plan::of_folder(&folder, options)?, out, new, &mut progress);
     }
     let file = ModelFile::open(source)?;
-    let gguf = file.gguf(&ReadOptions::default())?;
-    check()?;
-    save(&Plan::of_gguf(source, &gguf, options)?, out, &mut progress)
+    let gguf = file.gguf(&options.read_options())?;
+    let new = create()?;
+    save(&Plan::of_gguf(source, &gguf, options)?, out, new, &mut progress)
 }
 
 /// Writes the file that `plan` describes.
-fn save(plan: &Plan<'_>, out: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+fn save(
+    plan: &Plan<'_>,
+    out: &Path,
+    mut file: NewFile,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Converted> {
     let failed = |source| Error::Io { action: "write", path: out.into(), source };
-    let mut temporary = file::unfinished(out).map_err(failed)?;
-    let mut file = BufWriter::with_capacity(1 << 20, temporary.as_file_mut());
     let whole = plan.len();
     let mut written = 0;
     let tensors = plan.write(|bytes| {
@@ -155,10 +173,7 @@ fn save(plan: &Plan<'_>, out: &Path, progress: &mut dyn FnMut(u64, u64)) -> Resu
         progress(written, whole);
         Ok(())
     })?;
-    file.flush().map_err(failed)?;
-    drop(file);
-    temporary.as_file().sync_all().map_err(failed)?;
-    temporary.persist(out).map_err(|error| failed(error.error))?;
+    file.finish()?;
     Ok(Converted { tensors, bytes: written })
 }
 

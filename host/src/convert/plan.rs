@@ -3,7 +3,7 @@
 use super::config::Config;
 use super::file_type::{FileType, Layers};
 use super::folder::Folder;
-use super::rules::choose;
+use super::rules::{TensorRule, choose};
 use super::tensor::{self, Tensor, is_router};
 use super::{ConvertError, ConvertOptions, ConvertedTensor, pooling, tokenizer};
 use crate::error::Result;
@@ -46,7 +46,7 @@ impl<'f> Plan<'f> {
         });
         let plan = tensors.and_then(|tensors| {
             w.set("general.name", folder.name().as_str())?;
-            Plan::new(folder.source(), w, tensors, options, None)
+            Plan::new(folder.source(), w, tensors, options, None).map_err(tokenizer::of_folder)
         });
         folder.at(plan)
     }
@@ -74,6 +74,10 @@ impl<'f> Plan<'f> {
         options: &ConvertOptions,
         file_type: Option<Value<'f>>,
     ) -> Result<Self, ConvertError> {
+        let is_unmatched = |rule: &&TensorRule| !tensors.iter().any(|tensor| rule.matches(&tensor.name));
+        if let Some(rule) = options.rules.iter().find(is_unmatched) {
+            return Err(ConvertError::Unmatched { pattern: rule.pattern().into() });
+        }
         let model = Layers::of(tensors.iter().map(|tensor| tensor.name.as_str()));
         let choose = |mut tensor: Tensor<'f>| {
             let format = choose(&tensor, options.file_type, &options.rules, &model)?;

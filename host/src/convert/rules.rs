@@ -22,6 +22,10 @@ pub struct TensorRule {
 }
 
 impl TensorRule {
+    pub(super) fn pattern(&self) -> &str {
+        &self.pattern
+    }
+
     /// Whether it is for the tensor `name`.
     pub fn matches(&self, name: &str) -> bool {
         let short = name.strip_suffix(".weight").unwrap_or(name);

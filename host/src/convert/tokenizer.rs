@@ -151,6 +151,22 @@ fn vocabulary<'v>(
     Ok(texts)
 }
 
+/// Names what a folder has in the place of a key of GGUF, which nobody can look for in it.
+pub(super) fn of_folder(error: ConvertError) -> ConvertError {
+    match error {
+        ConvertError::Gguf(shohin_core::Error::Unsupported { key, found, .. })
+            if key.to_string() == "tokenizer.ggml.tokens" =>
+        {
+            ConvertError::Value {
+                key: "model.vocab of tokenizer.json".into(),
+                found: format!("without {found:?}"),
+                expected: "a token for each byte of texts",
+            }
+        }
+        error => error,
+    }
+}
+
 /// The merges as `left right`.
 fn merges(model: &Value) -> Result<Vec<String>, ConvertError> {
     let expected = "pairs of tokens";
