@@ -1,6 +1,7 @@
 //! `shohin convert`: a Hugging Face folder as a GGUF file, and back.
 
 use crate::error::{CliError, Result};
+use crate::model::ModelArgs;
 use crate::progress::transfer;
 use crate::terminal::{bytes, remark};
 use clap::Args;
@@ -39,8 +40,8 @@ pub(crate) struct ConvertArgs {
     force: bool,
 }
 
-pub(crate) fn run(args: &ConvertArgs) -> Result {
-    let mut options = ConvertOptions::new().replace(args.force);
+pub(crate) fn run(args: &ConvertArgs, model: &ModelArgs) -> Result {
+    let mut options = ConvertOptions::new().replace(args.force).id42(model.id42);
     options.file_type = args.r#type;
     if let Some(found) = args.r#type.filter(|found| args.safetensors && found.float().is_none()) {
         return Err(CliError::usage(format_args!(
@@ -77,10 +78,17 @@ fn with_progress(
         bar.set_position(written);
     });
     bar.finish_and_clear();
-    done.map_err(|error| match &error {
-        shohin::Error::Convert { source, .. } if **source == ConvertError::Exists => {
-            CliError::usage(format_args!("{error}; replace it with --force"))
+    done.map_err(of_options)
+}
+
+/// The error of a file to write; what another option would change is the error of an option.
+pub(crate) fn of_options(error: shohin::Error) -> CliError {
+    let shohin::Error::Convert { source, .. } = &error else { return error.into() };
+    match **source {
+        ConvertError::Exists => CliError::usage(format_args!("{error}; replace it with --force")),
+        ConvertError::NotRegular | ConvertError::NameOfPart | ConvertError::Unmatched { .. } => {
+            CliError::usage(error)
         }
         _ => error.into(),
-    })
+    }
 }

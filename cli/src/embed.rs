@@ -44,14 +44,18 @@ enum Pool {
 
 pub(crate) fn embed(args: &EmbedArgs, model: &ModelArgs) -> Result {
     let texts = texts(args)?;
-    let model = model.load()?;
+    let (options, model) = (model, model.load()?);
     let pooling = match args.pooling {
         None => model.pooling()?,
         Some(Pool::Mean) => Pooling::Mean,
         Some(Pool::Last) => Pooling::Last,
     };
     let mut out = BufWriter::new(io::stdout().lock());
-    for vector in model.embeddings(&texts, pooling, !args.no_normalize)? {
+    let texts: Vec<_> = texts.iter().map(|text| model.tokenize_whole(text)).collect();
+    for (number, tokens) in (1..).zip(&texts) {
+        options.check_length(&model, format_args!("text {number}"), tokens.len())?;
+    }
+    for vector in model.token_embeddings(texts, pooling, !args.no_normalize)? {
         // One by one, so that a reader need not wait for the last.
         writeln!(out, "{}", serde_json::to_string(&vector?).map_err(io::Error::from)?)?;
         out.flush()?;

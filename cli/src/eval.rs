@@ -47,12 +47,17 @@ pub(crate) struct EvalArgs {
 pub(crate) fn eval(args: &EvalArgs, model: &ModelArgs) -> Result {
     let place = terminal::place(&args.text);
     let text = read_text(&args.text)?;
-    let model = model.load()?;
-    let longest = model.config().max_context_length;
+    let (options, model) = (model, model.load()?);
+    let longest = options.longest(&model);
     let window = args.window.map_or(longest.min(512), |n| n as usize);
     if window > longest {
         return Err(CliError::usage(format_args!(
-            "--window is {window}, expected at most {longest} for this model"
+            "--window is {window}, expected at most {longest} {}",
+            if longest < model.config().max_context_length {
+                "with this --context"
+            } else {
+                "for this model"
+            }
         )));
     }
     if window < 2 {

@@ -1,15 +1,17 @@
 //! `shohin logits`: the model's logits, for comparison with another engine.
 
+use crate::convert::of_options;
 use crate::error::{CliError, Context, Result, file_error};
 use crate::model::{ModelArgs, token_text};
 use crate::progress::progress;
 use crate::terminal::{self, read_text};
 use crate::tokenize::parse_ids;
 use clap::Args;
+use shohin::Sequence;
+use shohin::convert::NewFile;
 use shohin::core::sample::Logprobs;
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Compute the model's logits at every position of given tokens
 ///
@@ -24,9 +26,12 @@ pub(crate) struct LogitsArgs {
     /// File of token ids separated by white space; "-" is standard input
     #[arg(long, value_name = "FILE")]
     tokens: PathBuf,
-    /// File to write the logits to
+    /// File to write the logits to; "-" is standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Replace the file if it exists; without this, it is an error (exit code 2)
+    #[arg(short, long)]
+    force: bool,
     /// Without --out: number of tokens to list
     #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
     top: u16,
@@ -38,30 +43,26 @@ pub(crate) fn logits(args: &LogitsArgs, model: &ModelArgs) -> Result {
     if tokens.is_empty() {
         return Err(CliError::new(format_args!("{place}: expected token ids, found none")));
     }
-    let model = model.load()?;
+    let (options, model) = (model, model.load()?);
+    options.check_length(&model, &place, tokens.len())?;
     let mut sequence = model.sequence(tokens.len())?;
     match &args.out {
         Some(path) => {
-            // Before a file that is there is emptied.
             model.check_tokens(&tokens).context(&place)?;
-            let create = File::create(path).map_err(|e| file_error("create", path, &e))?;
-            let mut out = BufWriter::new(create);
-            let bar = progress("computing", "tokens", tokens.len());
-            let mut failed = None;
-            let outcome = sequence.logits(&tokens, &mut |_, row| {
-                let written = row.iter().try_for_each(|logit| out.write_all(&logit.to_le_bytes()));
-                failed = failed.take().or(written.err());
-                bar.inc(1);
-            });
-            bar.finish_and_clear();
-            outcome.context(&place)?;
-            failed = failed.or(out.flush().err());
-            if let Some(error) = failed {
-                return Err(file_error("write", path, &error));
-            }
-            let vocab = model.config().vocab_size;
-            let (rows, path) = (tokens.len(), path.display());
-            terminal::remark(format_args!("{rows} rows of {vocab} little-endian f32 in {path}"));
+            let named = if path == Path::new("-") {
+                let mut out = BufWriter::new(io::stdout().lock());
+                write_rows(&mut *sequence, &tokens, &mut out).context(&place)??;
+                out.flush()?;
+                "standard output".into()
+            } else {
+                let mut out = NewFile::create(path, args.force).map_err(of_options)?;
+                let written = write_rows(&mut *sequence, &tokens, &mut out).context(&place)?;
+                written.map_err(|error| file_error("write", path, &error))?;
+                out.finish()?;
+                path.display().to_string()
+            };
+            let (rows, vocab) = (tokens.len(), model.config().vocab_size);
+            terminal::remark(format_args!("{rows} rows of {vocab} little-endian f32 in {named}"));
         }
         None => {
             let row = sequence.feed(&tokens).context(&place)?;
@@ -82,4 +83,22 @@ pub(crate) fn logits(args: &LogitsArgs, model: &ModelArgs) -> Result {
         }
     }
     Ok(())
+}
+
+/// Writes the logits after each token; what fails is the model, or else the writing.
+fn write_rows(
+    sequence: &mut dyn Sequence,
+    tokens: &[u32],
+    out: &mut dyn Write,
+) -> shohin::core::Result<io::Result<()>> {
+    let bar = progress("computing", "tokens", tokens.len());
+    let mut written = Ok(());
+    let outcome = sequence.logits(tokens, &mut |_, row| {
+        if written.is_ok() {
+            written = row.iter().try_for_each(|logit| out.write_all(&logit.to_le_bytes()));
+        }
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    outcome.map(|()| written)
 }

@@ -149,9 +149,15 @@ fn parse() -> Result<Cli, clap::Error> {
     let mut command = Cli::command();
     // Afterwards subcommands have the options that all of them take.
     command.build();
+    let is_refused = |name: &str, arg: &Arg| {
+        // These read a file of their own, whose layout it names.
+        let reads = arg.get_id() == "id42" && matches!(name, "convert" | "quantize");
+        arg.get_help_heading() == Some(model::HEADING) && !reads
+    };
     for subcommand in command.get_subcommands_mut().filter(|c| WITHOUT.contains(&c.get_name())) {
+        let name = String::from(subcommand.get_name());
         let hidden = |arg: Arg| {
-            let of_model = arg.get_help_heading() == Some(model::HEADING);
+            let of_model = is_refused(&name, &arg);
             arg.hide(of_model)
         };
         *subcommand = core::mem::take(subcommand).mut_args(hidden);
@@ -161,7 +167,7 @@ fn parse() -> Result<Cli, clap::Error> {
         let mut arguments = command.find_subcommand(name)?.get_arguments();
         arguments.find_map(|arg| {
             let is_given = of.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-            arg.get_long().filter(|_| is_given && arg.get_help_heading() == Some(model::HEADING))
+            arg.get_long().filter(|_| is_given && is_refused(name, arg))
         })
     });
     if let Some(option) = unused.map(String::from) {
@@ -227,8 +233,8 @@ fn command(cli: &Cli) -> error::Result {
         #[cfg(not(target_os = "wasi"))]
         Command::Bench(args) => bench::bench(args, model),
         Command::Check(args) => check::check(args, model),
-        Command::Convert(args) => convert::run(args),
-        Command::Quantize(args) => quantize::run(args),
+        Command::Convert(args) => convert::run(args, model),
+        Command::Quantize(args) => quantize::run(args, model),
         #[cfg(not(target_os = "wasi"))]
         Command::Pull(args) => hub::pull(args),
         #[cfg(not(target_os = "wasi"))]

@@ -13,6 +13,7 @@ use shohin::core::model::RopeScaling;
 use shohin::core::quant::WeightClass;
 use shohin::devices::Fallback;
 use shohin::{Activations, AttentionPattern, DeviceName, KvFormat, Model, ModelFile, Split, WeightCache};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// Of the help on these options.
@@ -253,6 +254,24 @@ impl ModelArgs {
     pub(crate) fn on_gpu(&self) -> bool {
         let cpu = |device: &DeviceName| matches!(device, DeviceName::Auto | DeviceName::Cpu);
         self.gpu.is_some() || self.device.as_ref().is_some_and(|device| !cpu(device))
+    }
+
+    /// The most tokens that `model` may read at a time: fewer than it supports if `--context` says so.
+    pub(crate) fn longest(&self, model: &Model) -> usize {
+        let most = model.config().max_context_length;
+        self.context.map_or(most, |asked| most.min(asked as usize))
+    }
+
+    /// Refuses `tokens` of `what` that `--context` has no room for.
+    pub(crate) fn check_length(&self, model: &Model, what: impl Display, tokens: usize) -> Result {
+        let capacity = self.longest(model);
+        if tokens <= capacity || capacity == model.config().max_context_length {
+            // The model's own limit has its own error.
+            return Ok(());
+        }
+        Err(CliError::new(format_args!(
+            "{what} is {tokens} tokens long, but the context holds {capacity}; --context can raise that"
+        )))
     }
 
     /// Loads the model.

@@ -2,6 +2,7 @@
 
 use crate::convert;
 use crate::error::Result;
+use crate::model::ModelArgs;
 use crate::terminal::{self, bytes};
 use clap::Args;
 use serde_json::json;
@@ -53,8 +54,9 @@ pub(crate) struct QuantizeArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &QuantizeArgs) -> Result {
-    let options = ConvertOptions::new().file_type(args.r#type).rules(args.tensor.clone()).replace(args.force);
+pub(crate) fn run(args: &QuantizeArgs, model: &ModelArgs) -> Result {
+    let options = ConvertOptions::new().file_type(args.r#type).rules(args.tensor.clone());
+    let options = options.replace(args.force).id42(model.id42);
     let done = convert::write(&args.file, &args.out, &options)?;
     let mut out = io::stdout().lock();
     let from = |from: Option<Format>| from.map_or("packed", Format::name);

@@ -469,6 +469,74 @@ fn the_layout_of_type_42_can_be_told() {
     assert_eq!(told, json(&["inspect", "-m", path, "--json"]));
     // The option is not checked: it is for files whose offsets do not determine the layout.
     assert!(ok(&["inspect", "-m", path, "--id42", "codes-first"]).contains("TQ2_0_G128"));
+    let out = temporary("layout.gguf", "");
+    let quantize = ["quantize", path, "--type", "f32", "--force", "--out", &out];
+    let written = |more: &[&str]| {
+        ok(&with(&quantize, more));
+        fs::read(&out).unwrap()
+    };
+    assert!(
+        written(&["--id42", "64"]) == written(&[]) && written(&["--id42", "codes-first"]) != written(&[])
+    );
+    assert!(ok(&["quantize", "--help"]).contains("--id42"));
+    assert!(
+        refused(&["pull", "bonsai-1.7b", "--id42", "64"])
+            .contains("--id42 is for commands that read a model")
+    );
+    assert!(refused(&with(&quantize, &["-c", "8"])).contains("--context is for commands that read a model"));
+}
+
+/// Numbers that do not fit in an i64 are numbers, too.
+#[test]
+fn a_number_of_64_bits_is_shown_whole() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf/llama");
+    let out = temporary("large-number.gguf", "");
+    ok(&["convert", folder.to_str().unwrap(), "--force", "--out", &out]);
+    let mut bytes = fs::read(&out).unwrap();
+    let text = [&b"general.name"[..], &8u32.to_le_bytes(), &5u64.to_le_bytes(), b"llama"].concat();
+    let at = bytes.windows(text.len()).position(|window| window == text).unwrap();
+    // The same bytes: a longer name, and a number.
+    let length = 12u64 + 5;
+    let number = [&b"general.numbers__"[..], &10u32.to_le_bytes(), &u64::MAX.to_le_bytes()].concat();
+    bytes[at - 8..at].copy_from_slice(&length.to_le_bytes());
+    bytes[at..at + number.len()].copy_from_slice(&number);
+    fs::write(&out, bytes).unwrap();
+    let told = ok(&["inspect", "--json", "-m", &out]);
+    assert!(told.contains(&format!("\"general.numbers__\": {}", u64::MAX)), "{told}");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_a_wrong_option() {
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/sprout-nano.gguf");
+    let model = model.to_str().unwrap();
+    let out = temporary("written.gguf", "");
+    let quantize = ["quantize", model, "--type", "q8_0", "--force"];
+    let message = misuse(&with(&quantize, &["--out", &out, "--tensor", "blk.*.attn_w=q4_0"]));
+    assert!(message.contains("no tensor matches \"blk.*.attn_w\""), "{message}");
+    let part = out.replace("written.gguf", "written-00001-of-00003.gguf");
+    let message = misuse(&with(&quantize, &["--out", &part]));
+    assert!(message.contains(&part) && message.contains("expected another name"), "{message}");
+    let message = misuse(&with(&quantize, &["--out", env!("CARGO_TARGET_TMPDIR")]));
+    assert!(message.contains("it is a folder, a pipe or a device"), "{message}");
+}
+
+#[test]
+fn logits_keep_a_file_that_is_there() {
+    let tokens = temporary("kept-tokens.txt", "1 2 3");
+    let out = temporary("kept-logits.f32", "mine");
+    let ask = ["logits", "--tokens", &tokens];
+    let message = misuse(&with(&ask, &["--out", &out]));
+    assert!(message.contains("it exists already; replace it with --force"), "{message}");
+    assert_eq!(fs::read(&out).unwrap(), b"mine");
+    ok(&with(&ask, &["--force", "--out", &out]));
+    let written = fs::read(&out).unwrap();
+    assert_eq!(written.len(), 3 * 2048 * 4);
+    assert!(shohin(&with(&ask, &["--out", "-"])).output().unwrap().stdout == written);
+    // The model itself is mapped while its logits are written.
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/sprout-nano.gguf");
+    let copy = temporary("own-logits.gguf", fs::read(model).unwrap());
+    misuse(&with(&ask, &["-m", &copy, "--out", &copy]));
+    ok(&with(&ask, &["-m", &copy, "--force", "--out", &copy]));
 }
 
 #[test]
@@ -743,7 +811,7 @@ fn logits(name: &str, tokens: &str, more: &[&str]) -> Vec<Vec<f32>> {
     let n = tokens.split_whitespace().count();
     let tokens = temporary(&format!("{name}-tokens.txt"), tokens);
     let out = temporary(&format!("{name}-logits.f32"), "");
-    ok(&with(&["logits", "--tokens", &tokens, "--out", &out], more));
+    ok(&with(&["logits", "--tokens", &tokens, "--force", "--out", &out], more));
     let bytes = fs::read(out).unwrap();
     let floats: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     assert_eq!((bytes.len() % 4, floats.len() % n), (0, 0));
@@ -1271,7 +1339,19 @@ fn wrong_values_are_named_with_their_range() {
         (&["logits", "--tokens", &high], "token 99999999 is not in the vocabulary of"),
         (&["logits", "--tokens", &none], "expected token ids, found none"),
         (&["logits", "--tokens", &high, "--out", &good], "token 99999999 is not in the vocabulary of"),
-        (&["logits", "--tokens", &good, "--out", out], "cannot create"),
+        (&["logits", "--tokens", &good, "--out", out], "cannot write"),
+        (
+            &["logits", "--tokens", &good, "--context", "1"],
+            "is 2 tokens long, but the context holds 1; --context",
+        ),
+        (
+            &["embed", "a little fox", "-c", "2"],
+            "tokens long, but the context holds 2; --context can raise that",
+        ),
+        (
+            &["eval", &text, "--window", "8", "-c", "4"],
+            "--window is 8, expected at most 4 with this --context",
+        ),
         (&["tokenize", "--decode", "-1"], "expected a token id, found \"-1\""),
         (&["tokenize", "--decode", "9999999"], "token 9999999"),
         (&["eval", &none, "--limit", "1"], "--limit is 1, expected at least 2 tokens"),
