@@ -20,7 +20,7 @@ pub(crate) struct BeamArgs {
     /// N are printed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with_all = [
         "session", "logprobs", "tools", "json_schema", "json_object", "choice", "regex", "grammar", "speculate", "draft",
-        "overflow", "keep", "stop", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
+        "overflow", "keep", "stop", "preset", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
         "presence_penalty", "frequency_penalty", "penalty_last_n", "dry_multiplier", "dry_base", "dry_allowed_length",
         "dry_last_n", "seed",
     ])]

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Compares a download from the Hub with its SHA-256, the greedy continuation of a published Bonsai model with the
 /// published one, and all instruction sets of this processor, to the bit, with the scalar reference. With --gpu or
-/// --device also the GPU, within a tolerance. Takes a minute with a 1.7B model.
+/// --device also the GPU, within 2 % of the range of the logits. Takes a minute with a 1.7B model.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

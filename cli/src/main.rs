@@ -62,7 +62,7 @@ const STYLES: Styles = Styles::styled()
     .literal(AnsiColor::Cyan.on_default().bold())
     .placeholder(AnsiColor::Cyan.on_default());
 
-/// Chat with 1-bit and ternary Bonsai language models, on any CPU.
+/// Run small language models, 1-bit and ternary Bonsai above all, on the CPU or a GPU.
 #[derive(Debug, Parser)]
 #[command(
     name = "shohin",
@@ -142,36 +142,44 @@ impl Command {
     }
 }
 
-/// The command line. Commands that read no model, see [`Command::reads_model`], refuse the options of one, and their help leaves
-/// them out.
+/// Whether the command takes the option of a model.
+fn takes(command: &str, option: &str) -> bool {
+    match command {
+        "pull" | "list" | "rm" => false,
+        // These read a file of their own, whose layout it names.
+        "convert" | "quantize" => option == "id42",
+        "tokenize" => matches!(option, "model" | "id42"),
+        "inspect" => !matches!(option, "gpu" | "device" | "split"),
+        _ => true,
+    }
+}
+
+/// The command line. Commands refuse the options of a model that do nothing for them, and their help leaves them out.
 fn parse() -> Result<Cli, clap::Error> {
-    const WITHOUT: [&str; 5] = ["convert", "quantize", "pull", "list", "rm"];
     let mut command = Cli::command();
     // Afterwards subcommands have the options that all of them take.
     command.build();
     let is_refused = |name: &str, arg: &Arg| {
-        // These read a file of their own, whose layout it names.
-        let reads = arg.get_id() == "id42" && matches!(name, "convert" | "quantize");
-        arg.get_help_heading() == Some(model::HEADING) && !reads
+        arg.get_help_heading() == Some(model::HEADING) && !takes(name, arg.get_id().as_str())
     };
-    for subcommand in command.get_subcommands_mut().filter(|c| WITHOUT.contains(&c.get_name())) {
+    for subcommand in command.get_subcommands_mut() {
         let name = String::from(subcommand.get_name());
         let hidden = |arg: Arg| {
-            let of_model = is_refused(&name, &arg);
-            arg.hide(of_model)
+            let is_hidden = arg.is_hide_set() || is_refused(&name, &arg);
+            arg.hide(is_hidden)
         };
         *subcommand = core::mem::take(subcommand).mut_args(hidden);
     }
     let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
-    let unused = matches.subcommand().filter(|(name, _)| WITHOUT.contains(name)).and_then(|(name, of)| {
+    let unused = matches.subcommand().and_then(|(name, of)| {
         let mut arguments = command.find_subcommand(name)?.get_arguments();
         arguments.find_map(|arg| {
             let is_given = of.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-            arg.get_long().filter(|_| is_given && is_refused(name, arg))
+            arg.get_long().filter(|_| is_given && is_refused(name, arg)).map(|option| (name, option))
         })
     });
-    if let Some(option) = unused.map(String::from) {
-        let problem = format!("--{option} is for commands that read a model");
+    if let Some((name, option)) = unused {
+        let problem = format!("--{option} has no use in `shohin {name}`");
         return Err(command.error(ErrorKind::ArgumentConflict, problem));
     }
     Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
@@ -189,14 +197,6 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return error::report_usage(error),
     };
-    let model = &cli.model;
-    if (model.gpu.is_some() || model.device.is_some() || model.split.is_some())
-        && cli.command.reads_model()
-        && !cli.command.runs_model()
-    {
-        return error::CliError::usage("--gpu, --device and --split are for commands that run a model")
-            .report();
-    }
     if cli.command.runs_model()
         && let Err(error) = cli.model.take_environment()
     {

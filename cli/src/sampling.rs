@@ -44,7 +44,7 @@ pub(crate) struct SamplingArgs {
     /// Growth of DRY's penalty with the length of the repetition
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) dry_base: Option<f32>,
-    /// Longest repetition without a penalty
+    /// Shortest repetition that is penalized, in tokens
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) dry_allowed_length: Option<usize>,
     /// Number of tokens DRY searches

@@ -25,10 +25,11 @@ Examples:
   shohin serve
   shohin serve -m bonsai-1.7b --port 8000 --parallel 8 --kv q8
   xdg-open http://127.0.0.1:8080/
-  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
+  curl http://127.0.0.1:8080/v1/chat/completions \\
+    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
 
-Only programs on this machine can ask, unless --host is set; then set --api-key, too. There is no TLS: put a proxy
-before it.")]
+Only programs on this machine can connect, unless --host is set; then set --api-key, too.
+There is no TLS: put a proxy in front of it.")]
 pub(crate) struct ServeArgs {
     /// Address to listen at
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -42,13 +43,13 @@ pub(crate) struct ServeArgs {
     /// Name of the model in requests and answers [default: the file's]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Most replies computed at once; each may need the memory of a context
+    /// Most replies computed at once, 1 to 64; each may need the memory of a context
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
     parallel: u8,
     /// Most requests that wait; others are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     queue: u16,
-    /// Most prompt tokens computed between two tokens of the other replies [default: 64; with CUDA, 512 less --parallel]
+    /// Most prompt tokens computed between two tokens of the other replies, on GPUs at most 4096 with these [default: 64; with CUDA, 512 less --parallel]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=PROMPT_TOKENS))]
     prompt_tokens: Option<u16>,
     /// Keep the keys and values of ended replies while those of all replies take at most BYTES (such as 500M or 2G), for

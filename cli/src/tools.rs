@@ -20,7 +20,7 @@ const MOST_OUTPUT: u64 = 1 << 16;
 #[command(next_help_heading = "Tools")]
 pub(crate) struct ProgramArgs {
     /// Functions that the model may call, as a JSON array in OpenAI's format or a file with one; arguments
-    /// always satisfy the schemas
+    /// satisfy the schemas of functions with "strict": true, and of others where the schema is supported
     #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["json_schema", "json_object", "choice", "regex", "grammar"])]
     pub(crate) tools: Option<String>,
     /// auto: the model decides; required: its first reply calls at least one; or the name of the function it calls

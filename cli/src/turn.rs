@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 #[command(next_help_heading = "Tools")]
 pub(crate) struct ToolArgs {
     /// Functions that the model may call, as a JSON array in OpenAI's format or a file with one; arguments
-    /// always satisfy the schemas
+    /// satisfy the schemas of functions with "strict": true, and of others where the schema is supported
     #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["json_schema", "json_object", "choice", "regex", "grammar", "raw"])]
     pub(crate) tools: Option<String>,
     /// auto: the model decides; required: it calls at least one; or the name of the function it calls
@@ -84,9 +84,10 @@ impl SpeculationArgs {
 
 /// Behaviour when prompt and reply exceed --context.
 #[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Full context")]
 pub(crate) struct OverflowArgs {
     /// When the context is full: error ends the reply, trim leaves out the oldest turns, shift drops the oldest
-    /// tokens and continues [default: trim in a chat, else error]
+    /// tokens and continues [default: trim in `chat`, error in `run`]
     #[arg(long, value_name = "POLICY")]
     pub(crate) overflow: Option<Policy>,
     /// With --overflow shift: number of leading tokens that are never dropped [default: the system message, at least 4]

@@ -148,6 +148,9 @@ fn wrong_usage_is_code_2() {
         &["convert", "x.gguf", "--out", "y"],
         &["quantize", "x", "--out", "y", "--type", "q8_0", "--kv", "q4"],
         &["run", "x", "--beams", "2", "--dry-base", "2"],
+        &["run", "x", "--beams", "2", "--preset", "creative"],
+        &["tokenize", "x", "--kv", "q4"],
+        &["inspect", "--device", "cpu"],
         &["run", "--json-whitespace", "x"],
         &["run", "--raw", "x", "--overflow", "trim"],
         &["run", "x", "--rope-base", "0"],
@@ -479,11 +482,8 @@ fn the_layout_of_type_42_can_be_told() {
         written(&["--id42", "64"]) == written(&[]) && written(&["--id42", "codes-first"]) != written(&[])
     );
     assert!(ok(&["quantize", "--help"]).contains("--id42"));
-    assert!(
-        refused(&["pull", "bonsai-1.7b", "--id42", "64"])
-            .contains("--id42 is for commands that read a model")
-    );
-    assert!(refused(&with(&quantize, &["-c", "8"])).contains("--context is for commands that read a model"));
+    assert!(refused(&["pull", "bonsai-1.7b", "--id42", "64"]).contains("--id42 has no use in `shohin"));
+    assert!(refused(&with(&quantize, &["-c", "8"])).contains("--context has no use in `shohin quantize`"));
 }
 
 /// Numbers that do not fit in an i64 are numbers, too.
@@ -1317,7 +1317,7 @@ fn wrong_values_are_named_with_their_range() {
     let good = temporary("good.txt", "1 2");
     for (args, reason) in [
         (&["run", "x", "--temperature", "-1"][..], "temperature is -1, expected 0 to 100"),
-        (&["run", "x", "--top-p", "0"], "top_p is 0, expected over 0, at most 1"),
+        (&["run", "x", "--top-p", "-1"], "top_p is -1, expected 0 to 1"),
         (&["run", "x", "--dry-base", "0.5"], "dry_base is 0.5, expected 1 to 100"),
         (&["run", "x", "--isa", "abacus"], "--isa is \"abacus\", expected one this machine has: scalar"),
         (&["run", ""], "the prompt is empty"),

@@ -265,10 +265,10 @@ impl ScratchOptions {
     /// [`Error::Option`] for a 0, [`Error::Limit`] for more than 4096 rows.
     pub fn fitted(&self, config: &ModelConfig) -> Result<ScratchOptions> {
         check_count("context", self.context, usize::MAX)?;
-        check_count("batch", self.batch, 1 << 12)?;
-        check_count("logit rows", self.logit_rows, 1 << 12)?;
         let context = self.context.min(config.max_context_length);
         let batch = self.batch.min(context);
+        check_count("batch", batch, 1 << 12)?;
+        check_count("logit rows", self.logit_rows, 1 << 12)?;
         Ok(ScratchOptions { context, batch, logit_rows: self.logit_rows.min(batch), ..*self })
     }
 }

@@ -59,11 +59,6 @@ impl Error {
             Error::Device { .. } => "gpu_device",
         }
     }
-
-    /// Whether the same work may succeed on the CPU.
-    pub const fn is_gpu(&self) -> bool {
-        !matches!(self, Error::Core(_))
-    }
 }
 
 impl From<CoreError> for Error {

@@ -49,7 +49,6 @@ pub struct Gpu {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
     name: String,
-    software: bool,
     extensions: Extensions,
     /// Most rows per binding.
     pub(crate) split_rows: usize,
@@ -133,7 +132,7 @@ impl Gpu {
         };
         let split_rows = options.split_rows.clamp(64, MAX_ROWS);
         let pipelines = Mutex::default();
-        Ok(Gpu { device, queue, name, software, extensions, split_rows, failure, pipelines })
+        Ok(Gpu { device, queue, name, extensions, split_rows, failure, pipelines })
     }
 
     /// The names of all GPUs of this machine; empty in browsers, which do not list them.
@@ -151,11 +150,6 @@ impl Gpu {
     /// The driver's name for it.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Whether it is a software implementation.
-    pub fn is_software(&self) -> bool {
-        self.software
     }
 
     /// The features that the kernels use.

@@ -431,7 +431,13 @@ impl Model {
             Machine::Split(split) => Some(split.split()),
             #[cfg(feature = "cuda")]
             Machine::SplitCuda(gpus) => Some(gpus.split()),
-            _ => None,
+            Machine::Cpu => None,
+            #[cfg(feature = "gpu")]
+            Machine::Gpu(_) => None,
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(_) => None,
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Machine::Metal(_) => None,
         }
     }
 

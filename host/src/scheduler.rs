@@ -71,7 +71,7 @@ macro_rules! on_device {
     };
 }
 
-/// Tokens of prompts per step on devices that compute more of them in hardly less time each: the other replies wait for a step.
+/// Prompt tokens per step where larger batches are hardly faster per token: the other replies wait for each step.
 const PROMPT_TOKENS: usize = 64;
 
 /// [`Model::prompt_tokens`] on a device that is fast with `rows` rows.
