@@ -16,7 +16,7 @@ use shohin::{Activations, AttentionPattern, DeviceName, KvFormat, Model, ModelFi
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-/// Of the help on these options.
+/// Heading of these options in the help.
 pub(crate) const HEADING: &str = "Model and engine";
 
 /// Which model to load and how to run it.

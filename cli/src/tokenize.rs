@@ -64,8 +64,7 @@ pub(crate) fn tokenize(args: &TokenizeArgs, model: &ModelArgs) -> Result {
         // Without `--special`, as in llama.cpp and Hugging Face: control tokens are plain text, user-defined
         // tokens (`<think>`) are not.
         let special = if args.special { Special::Parse } else { Special::UserDefined };
-        let mut options = EncodeOptions::new(special);
-        options.nfc = args.nfc;
+        let options = EncodeOptions::new(special).with_nfc(args.nfc);
         let mut ids = Vec::from_iter(tokenizer.leading_bos().filter(|_| !args.no_bos));
         tokenizer.encode_with(text, &options, &mut ids);
         ids.extend(tokenizer.trailing_eos().filter(|_| !args.no_eos));

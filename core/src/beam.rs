@@ -268,7 +268,7 @@ impl BeamSearch {
 #[derive(Debug)]
 pub struct BeamSessions<D: Device> {
     search: BeamSearch,
-    /// Of each beam that goes on.
+    /// The session of each beam that goes on.
     sessions: Vec<Session<D>>,
     /// The tokens to feed next: the rest of the prompt to the only session, then one to each.
     tokens: Vec<u32>,

@@ -445,7 +445,13 @@ impl Model {
     pub fn is_distributed(&self) -> bool {
         match &self.0.machine {
             Machine::Split(split) => split.is_distributed(),
-            _ => false,
+            Machine::Cpu => false,
+            #[cfg(feature = "gpu")]
+            Machine::Gpu(_) => false,
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(_) | Machine::SplitCuda(_) => false,
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Machine::Metal(_) => false,
         }
     }
 

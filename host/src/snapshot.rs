@@ -17,7 +17,7 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-/// Of samples of a model's bytes.
+/// Hash of samples of a model's bytes.
 fn hash_of(file: &ModelFile) -> Sha256 {
     let (mut samples, mut hash) = (Fingerprint::default(), Sha256::new());
     for part in file.bytes() {

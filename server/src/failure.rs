@@ -48,7 +48,7 @@ pub(crate) enum Style {
 }
 
 impl Style {
-    /// Of what is at this path.
+    /// The style of errors at this path.
     pub(crate) fn of(path: &str) -> Style {
         let messages = path == "/v1/messages" || path.starts_with("/v1/messages/");
         if messages { Style::Anthropic } else { Style::OpenAi }

@@ -19,7 +19,7 @@ use super::Element;
 pub(crate) struct Float8<const MANTISSA: u32>;
 
 impl<const MANTISSA: u32> Float8<MANTISSA> {
-    /// Of the exponent.
+    /// Bias of the exponent.
     const BIAS: u32 = (1 << (6 - MANTISSA)) - 1;
     /// Of the largest finite value; of E4M3 the next one is NaN.
     const LARGEST: u8 = Self::NAN - 1;

@@ -8,14 +8,13 @@
 //! one, are held back.
 #![forbid(unsafe_code)]
 
+use super::template::{THINK, THINK_END};
 use crate::error::{Error, Name, Result};
 use crate::json;
 use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-const THINK: &str = "<think>";
-const END_THINK: &str = "</think>";
 const CALL: &str = "<tool_call>";
 const END_CALL: &str = "</tool_call>";
 
@@ -230,8 +229,8 @@ impl ReplyParser {
     }
 
     fn thoughts(&mut self, end: bool) -> bool {
-        let found = self.held.find(END_THINK);
-        let stop = found.unwrap_or_else(|| certain(&self.held, END_THINK, end));
+        let found = self.held.find(THINK_END);
+        let stop = found.unwrap_or_else(|| certain(&self.held, THINK_END, end));
         let said = self.held.get(..stop).unwrap_or_default();
         let all = self.reply.reasoning.as_ref().is_none_or(String::is_empty);
         let reasoning = self.delta.reasoning.get_or_insert_default();
@@ -243,7 +242,7 @@ impl ReplyParser {
         }
         match found {
             Some(at) => {
-                self.held.drain(..at + END_THINK.len());
+                self.held.drain(..at + THINK_END.len());
                 self.place = Place::AfterThoughts;
             }
             None => drop(self.held.drain(..stop)),
@@ -361,7 +360,7 @@ fn certain(text: &str, marker: &str, end: bool) -> usize {
 
 /// Where reasoning begins in a complete reply, which need not start with it.
 fn opened_thoughts(text: &str) -> Option<usize> {
-    match split_thoughts(text, END_THINK) {
+    match split_thoughts(text, THINK_END) {
         Some((thoughts, _)) => Some(thoughts.find(THINK).map_or(0, |at| at + THINK.len())),
         None => split_thoughts(text, THINK).map(|(before, _)| before.len() + THINK.len()),
     }

@@ -260,8 +260,10 @@ impl Default for ChatOptions<'_> {
     }
 }
 
-const THINK: &str = "<think>";
-const THINK_END: &str = "</think>";
+/// Begins the thoughts of a reply.
+pub(super) const THINK: &str = "<think>";
+/// Ends them.
+pub(super) const THINK_END: &str = "</think>";
 const IM_START: &str = "<|im_start|>";
 const IM_END: &str = "<|im_end|>";
 

@@ -36,7 +36,7 @@ impl Operand {
 struct Piece {
     id: TensorId,
     rows: usize,
-    /// Of the file.
+    /// Range of the file.
     bytes: Range<usize>,
 }
 

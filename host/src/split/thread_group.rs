@@ -77,7 +77,7 @@ pub(crate) struct ThreadGroup {
     orders: Vec<Sender<Arc<str>>>,
     /// On the other ranks.
     order: Option<Mutex<Receiver<Arc<str>>>>,
-    /// Of groups that work one after the other.
+    /// The lock of groups that work one after the other.
     turn: Option<Arc<Mutex<()>>>,
 }
 

@@ -266,7 +266,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Of ids.
+    /// Prefix of its ids.
     const fn prefix(self) -> &'static str {
         match self {
             Kind::Reasoning => "rs_",
