@@ -236,6 +236,8 @@ impl Chat {
     fn begin(&mut self, prompt: Prompt, mut options: TurnOptions, turn: Turn) -> Result<()> {
         self.end();
         self.chunk = Chunk::default();
+        // A request says by itself what its answer is.
+        let is_request = matches!(turn, Turn::Completion { .. });
         self.turn = turn;
         self.seed = options.sampler.seed;
         self.timings = Timings::begin();
@@ -244,7 +246,10 @@ impl Chat {
         let Chat { conversation, loaded, session, .. } = self;
         let state = SessionState { position: session.position(), capacity: session.capacity() };
         let held = loaded.with_chat_model(|model| match prompt {
-            Prompt::Messages(messages) => conversation.respond(model, state, messages, &options),
+            Prompt::Messages(messages) if is_request => {
+                conversation.respond(model, state, messages, &options)
+            }
+            Prompt::Messages(messages) => conversation.resume(model, state, messages, &options),
             Prompt::Tokens(tokens) => conversation.complete(model, state, tokens, &options),
         })?;
         session.truncate(held)

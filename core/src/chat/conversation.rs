@@ -357,6 +357,30 @@ impl Conversation {
         self.go_on(model, session, (messages, true), Known::default(), None, options)
     }
 
+    /// As [`Conversation::respond`]. If the conversation continues, as by [`Conversation::send`], or its last messages are
+    /// answered again, as by [`Conversation::retry`], earlier replies keep the tokens that the model chose.
+    ///
+    /// # Errors
+    /// As [`Conversation::send`].
+    pub fn resume(
+        &mut self,
+        model: &ChatModel<'_>,
+        session: SessionState,
+        mut messages: Vec<ChatMessage>,
+        options: &TurnOptions,
+    ) -> Result<usize> {
+        self.end(session.position);
+        let before = &self.history.messages;
+        let is_answered = before.last().is_some_and(|last| last.role == Role::Assistant);
+        if messages.len() > before.len() && messages.starts_with(before) {
+            return self.send(model, session, messages.split_off(before.len()), options);
+        }
+        if is_answered && messages == before[..before.len() - 1] && !self.unanswered {
+            return self.retry(model, session, options);
+        }
+        self.respond(model, session, messages, options)
+    }
+
     /// As [`Conversation::respond`], or [`Conversation::complete`], with what was encoded before.
     pub(super) fn respond_encoded(
         &mut self,
