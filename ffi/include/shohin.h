@@ -22,7 +22,8 @@
  * is written then. A capacity of 0 with a buffer that is NULL asks for the length.
  *
  * Structs begin with `size`: set it to the size of the struct, which tells the library the version that the program was
- * compiled with. Options are set to their defaults with shohin_..._options_default(&options, sizeof options, NULL).
+ * compiled with: later versions add fields at the end. Other sizes, such as that of a pointer, are SHOHIN_SIZE. Options are
+ * set to their defaults with shohin_..._options_default(&options, sizeof options, NULL).
  *
  * Handles. shohin_model_free and shohin_chat_free free them, in any order; NULL is allowed. A handle of another kind is
  * SHOHIN_HANDLE, and mostly a freed one, too; but do not rely on that.

@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ffi::{CStr, c_char};
-use core::mem::{MaybeUninit, size_of};
+use core::mem::{MaybeUninit, align_of, size_of};
 use core::slice;
 
 /// The length of a text that ends with a NUL.
@@ -117,6 +117,18 @@ pub(crate) unsafe fn copy_out<T: Copy>(
 pub(crate) unsafe trait Versioned: Copy + Default {
     /// The name in messages.
     const NAME: &'static str;
+    /// Bytes of the first version. It stays when fields are added.
+    const FIRST: usize;
+}
+
+/// Refuses the size of a struct that is shorter than its first version, or ends inside a field.
+fn check_size<T: Versioned>(size: usize) -> Result<()> {
+    if (T::FIRST..=LONGEST).contains(&size) && size.is_multiple_of(align_of::<T>()) {
+        return Ok(());
+    }
+    let expected = size_of::<T>();
+    let message = format!("the size of the {} is {size}, expected {expected}: set its field `size`", T::NAME);
+    Err(Failure::new(shohin_code::SHOHIN_SIZE, message))
 }
 
 /// The `size` of a struct.
@@ -129,12 +141,7 @@ unsafe fn size_at<T: Versioned>(from: *const T) -> Result<usize> {
     }
     // SAFETY: the caller vouches for it.
     let size = unsafe { from.cast::<usize>().read_unaligned() };
-    if (size_of::<usize>()..=LONGEST).contains(&size) {
-        return Ok(size);
-    }
-    let expected = size_of::<T>();
-    let message = format!("the size of the {} is {size}, expected {expected}: set its field `size`", T::NAME);
-    Err(Failure::new(shohin_code::SHOHIN_SIZE, message))
+    check_size::<T>(size).map(|()| size)
 }
 
 /// Reads a struct of any version; fields that it does not have are the defaults.
@@ -193,10 +200,7 @@ pub(crate) unsafe fn write_default<T: Versioned>(to: *mut T, size: usize) -> Res
     if to.is_null() {
         return Err(null(T::NAME));
     }
-    if !(size_of::<usize>()..=LONGEST).contains(&size) {
-        let message = format!("the size of the {} is {size}, expected {}", T::NAME, size_of::<T>());
-        return Err(Failure::new(shohin_code::SHOHIN_SIZE, message));
-    }
+    check_size::<T>(size)?;
     // SAFETY: the caller vouches for it.
     unsafe { write_sized(to, size, T::default()) };
     Ok(shohin_code::SHOHIN_OK)

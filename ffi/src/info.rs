@@ -58,6 +58,7 @@ impl Default for shohin_model_info {
 // SAFETY: `size` is first, and the other fields are integers.
 unsafe impl Versioned for shohin_model_info {
     const NAME: &'static str = "model info";
+    const FIRST: usize = size_of::<Self>();
 }
 
 /// Token counts and times of a reply.
@@ -106,4 +107,5 @@ impl Default for shohin_usage {
 // SAFETY: `size` is first, and the other fields are numbers.
 unsafe impl Versioned for shohin_usage {
     const NAME: &'static str = "usage";
+    const FIRST: usize = size_of::<Self>();
 }

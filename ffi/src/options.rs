@@ -78,6 +78,7 @@ impl Default for shohin_load_options {
 // SAFETY: `size` is first, and the other fields are integers.
 unsafe impl Versioned for shohin_load_options {
     const NAME: &'static str = "load options";
+    const FIRST: usize = size_of::<Self>();
 }
 
 /// Options of replies.
@@ -151,6 +152,7 @@ impl Default for shohin_chat_options {
 // SAFETY: `size` is first, and the other fields are numbers and pointers.
 unsafe impl Versioned for shohin_chat_options {
     const NAME: &'static str = "chat options";
+    const FIRST: usize = size_of::<Self>();
 }
 
 /// Sets every option to its default.

@@ -77,6 +77,7 @@ impl Default for shohin_piece {
 // SAFETY: `size` is first, and the other fields are integers and pointers.
 unsafe impl Versioned for shohin_piece {
     const NAME: &'static str = "piece";
+    const FIRST: usize = size_of::<Self>();
 }
 
 /// Receives the pieces of a reply; a result other than 0 stops it.

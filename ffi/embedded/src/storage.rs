@@ -41,6 +41,7 @@ impl Default for shohin_storage {
 // SAFETY: `repr(C)` of numbers, pointers and functions, which C vouches for.
 unsafe impl Versioned for shohin_storage {
     const NAME: &'static str = "storage";
+    const FIRST: usize = size_of::<Self>();
 }
 
 impl shohin_storage {
