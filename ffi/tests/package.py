@@ -1,5 +1,6 @@
 """Tests of the installed Python package, with SHOHIN_MODEL set to a model and SHOHIN_REPLY to its greedy reply."""
 
+import array
 import concurrent.futures
 import ctypes
 import gc
@@ -32,6 +33,11 @@ class Package(unittest.TestCase):
         self.assertEqual("".join(pieces), os.environ["SHOHIN_REPLY"])
         loaded = Model.from_bytes(Path(MODEL).read_bytes(), threads=1, device="cpu")
         self.assertEqual(loaded.chat(**GREEDY).send(MESSAGE).text(), os.environ["SHOHIN_REPLY"])
+
+    def test_a_model_in_any_buffer(self):
+        data = array.array("I", Path(MODEL).read_bytes() + bytes(-os.path.getsize(MODEL) % 4))
+        for buffer in [data, memoryview(data), bytearray(data)]:
+            self.assertEqual(Model.from_bytes(buffer).info, self.model.info)
 
     def test_tokens_embeddings_and_logits(self):
         info = self.model.info
@@ -66,6 +72,7 @@ class Package(unittest.TestCase):
             (TypeError, "text is 3, expected a str", lambda: chat.send(3)),
             (TypeError, "tokens is 'The cow', expected token ids", lambda: chat.complete("The cow")),
             (TypeError, "not NoneType", lambda: Model.load(None)),
+            (TypeError, "data is 3, expected bytes", lambda: Model.from_bytes(3)),
             (ValueError, "kv_format is 'f8'", lambda: Model.load(MODEL, kv_format="f8")),
             (ValueError, "threads is -1", lambda: Model.load(MODEL, threads=-1)),
             (ValueError, "seed is -1, expected a whole number from 0", lambda: self.model.chat(seed=-1)),

@@ -279,7 +279,10 @@ class Model:
     @classmethod
     def from_bytes(cls, data, **options):
         """Loads a GGUF file that is in memory."""
-        return cls._load("model_load_memory", bytes(data), len(data), **options)
+        if isinstance(data, int):
+            raise TypeError(f"data is {data!r}, expected bytes")
+        data = bytes(data)
+        return cls._load("model_load_memory", data, len(data), **options)
 
     @classmethod
     def built_in(cls, **options):
