@@ -241,8 +241,8 @@ shohin_code shohin_chat_system(shohin_chat *chat, const char *text, size_t text_
 /* Sends a message. The reply is computed by shohin_chat_next. */
 shohin_code shohin_chat_send(shohin_chat *chat, const char *text, size_t text_len, shohin_error *error);
 
-/* Sends what the functions returned that the last reply called, one text for each call. The reply is computed by
- * shohin_chat_next. */
+/* Sends what the functions returned that the last reply called, one text for each call; SHOHIN_ARGUMENT for more or fewer.
+ * The reply is computed by shohin_chat_next. */
 shohin_code shohin_chat_send_results(shohin_chat *chat, const shohin_text *results, size_t count,
                                      shohin_error *error);
 

@@ -308,6 +308,11 @@ pub unsafe extern "C" fn shohin_chat_send_results(
                 return Err(Failure::new(shohin_code::SHOHIN_ARGUMENT, problem));
             }
             let results = argument::texts(results, count, "results")?;
+            let calls = state.chat().messages().last().map_or(0, |last| last.tool_calls.len());
+            if count != calls {
+                let problem = format!("there are {count} results, expected one for each of {calls} calls");
+                return Err(Failure::new(shohin_code::SHOHIN_ARGUMENT, problem));
+            }
             let messages = results.into_iter().map(|result| ChatMessage::new(Role::Tool, result)).collect();
             state.send_messages(messages)
         })

@@ -73,6 +73,7 @@ class Package(unittest.TestCase):
             (TypeError, "tokens is 'The cow', expected token ids", lambda: chat.complete("The cow")),
             (TypeError, "not NoneType", lambda: Model.load(None)),
             (TypeError, "data is 3, expected bytes", lambda: Model.from_bytes(3)),
+            (TypeError, "results is 'sunny', expected one text", lambda: chat.send_results("sunny")),
             (ValueError, "kv_format is 'f8'", lambda: Model.load(MODEL, kv_format="f8")),
             (ValueError, "threads is -1", lambda: Model.load(MODEL, threads=-1)),
             (ValueError, "seed is -1, expected a whole number from 0", lambda: self.model.chat(seed=-1)),
@@ -123,6 +124,9 @@ class Package(unittest.TestCase):
         self.assertEqual({name for name, _ in reply.tool_calls}, {"add"})
         self.assertIn('"a"', reply.tool_calls[0][1])
         chat.set_options(**options)
+        with self.assertRaises(Error) as caught:
+            chat.send_results(["true"] * (len(reply.tool_calls) + 1))
+        self.assertEqual(caught.exception.code, "argument")
         self.assertTrue(next(chat.send_results(["true" for _ in reply.tool_calls])))
         with self.assertRaises(Error) as caught:
             chat.set_options(tool_choice="sub", **options)

@@ -490,7 +490,8 @@ static void tools(const shohin_model *model, const char *path) {
   const shohin_text add = {"{\"name\": \"add\", \"parameters\": {\"type\": \"object\", \"properties\": "
                            "{\"a\": {\"type\": \"boolean\"}}, \"required\": [\"a\"]}}",
                            SHOHIN_CSTR};
-  const shohin_text results[2] = {{"true", 4}, {"x\xff", 2}};
+  const shohin_text wrong[2] = {{"true", 4}, {"x\xff", 2}};
+  shohin_text results[16];
   shohin_model_info info = {.size = sizeof info};
   shohin_piece piece = {.size = sizeof piece};
   shohin_model *able;
@@ -498,6 +499,7 @@ static void tools(const shohin_model *model, const char *path) {
   shohin_chat_options options;
   size_t calls = 0;
 
+  for (size_t i = 0; i < 16; i++) results[i] = wrong[0];
   CHECK(SHOHIN_OK, shohin_model_get_info(model, &info, &error));
   TRUE(!info.can_call);
   CHECK(SHOHIN_OK, shohin_chat_options_default(&options, sizeof options, &error));
@@ -530,11 +532,14 @@ static void tools(const shohin_model *model, const char *path) {
   CHECK(SHOHIN_NULL, shohin_chat_send_results(NULL, results, 1, &error));
   CHECK(SHOHIN_NULL, shohin_chat_send_results(chat, NULL, 1, &error));
   CHECK(SHOHIN_HANDLE, shohin_chat_send_results((shohin_chat *)able, results, 1, &error));
-  CHECK(SHOHIN_UTF8, shohin_chat_send_results(chat, results, 2, &error));
+  CHECK(SHOHIN_UTF8, shohin_chat_send_results(chat, wrong, 2, &error));
+  TRUE(calls < 16);
   CHECK(SHOHIN_ARGUMENT, shohin_chat_send_results(chat, results, 0, &error));
+  CHECK(SHOHIN_ARGUMENT, shohin_chat_send_results(chat, results, calls - 1, &error));
+  CHECK(SHOHIN_ARGUMENT, shohin_chat_send_results(chat, results, calls + 1, &error));
   options.tool_choice = NULL;
   CHECK(SHOHIN_OK, shohin_chat_set_options(chat, &options, &error));
-  CHECK(SHOHIN_OK, shohin_chat_send_results(chat, results, 1, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send_results(chat, results, calls, &error));
   CHECK(SHOHIN_OK, shohin_chat_next(chat, &piece, &error));
   CHECK(SHOHIN_OK, shohin_chat_free(chat));
   CHECK(SHOHIN_OK, shohin_model_free(able));

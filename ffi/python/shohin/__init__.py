@@ -402,6 +402,8 @@ class Chat:
 
     def send_results(self, results):
         """Sends what the functions returned that the last reply called, one text for each call."""
+        if isinstance(results, str):
+            raise TypeError(f"results is {results!r}, expected one text for each call, in a list")
         return Reply(self, self._change("chat_send_results", *_texts("results", results)))
 
     def retry(self):
