@@ -2,9 +2,11 @@
 
 import array
 import concurrent.futures
+import copy
 import ctypes
 import gc
 import os
+import pickle
 import signal
 import tempfile
 import threading
@@ -38,6 +40,16 @@ class Package(unittest.TestCase):
         data = array.array("I", Path(MODEL).read_bytes() + bytes(-os.path.getsize(MODEL) % 4))
         for buffer in [data, memoryview(data), bytearray(data)]:
             self.assertEqual(Model.from_bytes(buffer).info, self.model.info)
+
+    def test_handles_are_not_copied(self):
+        model = Model.built_in()
+        chat = model.chat(**GREEDY)
+        for original in [model, chat]:
+            for make in [copy.copy, copy.deepcopy, pickle.dumps]:
+                with self.assertRaises(TypeError) as caught:
+                    make(original)
+                self.assertIn("cannot be copied", str(caught.exception))
+        self.assertTrue(chat.send(MESSAGE).text())
 
     def test_tokens_embeddings_and_logits(self):
         info = self.model.info

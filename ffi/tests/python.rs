@@ -60,7 +60,7 @@ fn ffi_python_package() {
     tests.env("SHOHIN_MODEL", &path).env("SHOHIN_REPLY", greedy).env("SHOHIN_TOOLS", tools);
     let tests = run(&mut tests);
     let report = String::from_utf8(tests.stderr).unwrap();
-    assert!(report.contains("Ran 20 tests"), "{report}");
+    assert!(report.contains("Ran 21 tests"), "{report}");
     // The README's program, with the path of a model that is there.
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let code = readme.split("```python\n").nth(1).unwrap().split("```").next().unwrap();

@@ -248,7 +248,14 @@ def _chosen(name, value, choices):
     return choices[value]
 
 
-class Model:
+class _Handle:
+    """Owns a handle of the library: a copy would free it, too."""
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled")
+
+
+class Model(_Handle):
     """A loaded model."""
 
     def __init__(self, handle):
@@ -338,7 +345,7 @@ class _Alone:
         return self._thread == threading.get_ident()
 
 
-class Chat:
+class Chat(_Handle):
     """A conversation. It does one thing at a time: calls by other threads meanwhile raise `Error` "busy", except `interrupt`."""
 
     def __init__(self, model, system=None, **options):
