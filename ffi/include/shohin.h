@@ -312,8 +312,8 @@ typedef struct shohin_usage {
   size_t prompt_tokens;
   size_t cached_tokens; /* prompt tokens that were in the KV cache */
   size_t reply_tokens;
-  double prompt_seconds; /* to the first token */
-  double reply_seconds;  /* from the first token to the end */
+  double prompt_seconds; /* to the first token; 0 before it */
+  double reply_seconds;  /* from the first token to the end; 0 while a reply is in progress */
   size_t position;       /* tokens that the KV cache holds; 0 while a reply is in progress */
   size_t capacity;       /* most tokens that fit into it; 0 while a reply is in progress */
   size_t guesses_checked; /* of shohin_chat_speculate, in the whole conversation; 0 while a reply is in progress */

@@ -375,7 +375,11 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   CHECK(SHOHIN_OK, shohin_chat_stream(copy, message, SHOHIN_CSTR, collect, &streamed, &error));
   TRUE(streamed.stop_after == 0);
   CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_get_usage(copy, &usage, &error));
+  TRUE(usage.prompt_seconds == 0 && usage.reply_seconds == 0);
   CHECK(SHOHIN_OK, shohin_chat_next(copy, &piece, &error));
+  CHECK(SHOHIN_OK, shohin_chat_get_usage(copy, &usage, &error));
+  TRUE(usage.prompt_seconds > 0 && usage.reply_seconds == 0);
   CHECK(SHOHIN_OK, shohin_chat_stop(copy, &error));
   while (shohin_chat_next(copy, &piece, &error) == SHOHIN_OK) TRUE(piece.reason == SHOHIN_REASON_CANCELLED);
   CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));

@@ -261,11 +261,11 @@ pub struct Timings {
     pub prompt: usize,
     /// Prompt tokens that were in the KV cache.
     pub cached: usize,
-    /// From the beginning to the first token.
+    /// From the beginning to the first token; 0 before it.
     pub prompt_time: Duration,
     /// Generated tokens, including the one that ended the reply.
     pub reply: usize,
-    /// From the first token to the end.
+    /// From the first token to the end; 0 before it.
     pub reply_time: Duration,
 }
 
@@ -337,7 +337,7 @@ impl<'c> Reply<'c> {
         match self.advance() {
             Ok(Some(step)) => {
                 if let Step::Piece(piece) = &step {
-                    self.first_token.get_or_insert_with(Instant::now);
+                    self.first_token();
                     self.timings.reply += usize::from(piece.token.is_some());
                 }
                 Some(Ok(step))
@@ -351,6 +351,13 @@ impl<'c> Reply<'c> {
                 Some(Err(error))
             }
         }
+    }
+
+    /// When the first token came: now, if there was none.
+    fn first_token(&mut self) -> Instant {
+        let first_token = *self.first_token.get_or_insert_with(Instant::now);
+        self.timings.prompt_time = first_token - self.start;
+        first_token
     }
 
     fn advance(&mut self) -> Result<Option<Step>> {
@@ -386,9 +393,7 @@ impl<'c> Reply<'c> {
 
     fn end(&mut self) {
         self.ended = true;
-        let first_token = *self.first_token.get_or_insert_with(Instant::now);
-        self.timings.prompt_time = first_token - self.start;
-        self.timings.reply_time = first_token.elapsed();
+        self.timings.reply_time = self.first_token().elapsed();
         let Chat { sequence, conversation, .. } = self.owner.chat();
         let (held, finish) = conversation.end(sequence.position());
         // It holds at least as many tokens as the conversation knows of.
