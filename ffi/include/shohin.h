@@ -25,7 +25,8 @@
  * compiled with: later versions add fields at the end. Other sizes, such as that of a pointer, are SHOHIN_SIZE. Options are
  * set to their defaults with shohin_..._options_default(&options, sizeof options, NULL).
  *
- * Handles. shohin_model_free and shohin_chat_free free them, in any order; NULL is allowed. A handle of another kind is
+ * Handles. A call that loads a model or begins a chat writes its handle if it works, and leaves the variable as it was
+ * otherwise. shohin_model_free and shohin_chat_free free them, in any order; NULL is allowed. A handle of another kind is
  * SHOHIN_HANDLE, and mostly a freed one, too; but do not rely on that.
  *
  * Threads. There is no global state. A model may be used by any number of threads at once, until it is freed. A chat may

@@ -81,14 +81,8 @@ impl<T: Kind> Handle<T> {
     }
 }
 
-/// A place for a handle, which is NULL until there is one.
-///
-/// # Safety
-/// `place` is NULL or can be written.
-pub(crate) unsafe fn place<C>(place: *mut *mut C) -> Result<NonNull<*mut C>> {
+/// A place for a handle. It is written when there is one.
+pub(crate) fn place<C>(place: *mut *mut C) -> Result<NonNull<*mut C>> {
     let missing = || Failure::new(shohin_code::SHOHIN_NULL, "the place for the handle is NULL");
-    let place = NonNull::new(place).ok_or_else(missing)?;
-    // SAFETY: the caller vouches for it.
-    unsafe { place.write_unaligned(core::ptr::null_mut()) };
-    Ok(place)
+    NonNull::new(place).ok_or_else(missing)
 }

@@ -78,8 +78,9 @@ unsafe fn load(
     out: *mut *mut shohin_model,
     load: impl FnOnce(&Builder) -> Result<Model>,
 ) -> Result<shohin_code> {
+    let out = handle::place(out)?;
     // SAFETY: the same.
-    let (out, options) = unsafe { (handle::place(out)?, load_options(options)?) };
+    let options = unsafe { load_options(options) }?;
     let model = Handle::give(load(&builder(&options)?)?);
     // SAFETY: the place was checked.
     unsafe { out.write_unaligned(model) };

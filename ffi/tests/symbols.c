@@ -65,7 +65,8 @@ static void errors(void) {
 }
 
 static void loading(const char *path) {
-  shohin_model *model = NULL;
+  uint64_t word = 0;
+  shohin_model *model = (shohin_model *)&word, *const unset = model;
   shohin_load_options options;
   size_t len, i;
   const size_t bad_sizes[] = {0, 3, sizeof(size_t), sizeof options - 4, sizeof options + 1, (size_t)1 << 40};
@@ -86,7 +87,7 @@ static void loading(const char *path) {
   CHECK(SHOHIN_NULL, shohin_model_load(NULL, SHOHIN_CSTR, NULL, &model, NULL));
   CHECK(SHOHIN_UTF8, shohin_model_load("\xff", 1, NULL, &model, &error));
   CHECK(SHOHIN_IO, shohin_model_load("no such file.gguf", SHOHIN_CSTR, NULL, &model, &error));
-  TRUE(error.code == SHOHIN_IO && strstr(error.message, "no such file.gguf") && !model);
+  TRUE(error.code == SHOHIN_IO && strstr(error.message, "no such file.gguf") && model == unset);
   CHECK(SHOHIN_NOT_A_FILE, shohin_model_load("/", 1, NULL, &model, &error));
   CHECK(SHOHIN_MALFORMED, shohin_model_load(__FILE__, SHOHIN_CSTR, NULL, &model, &error));
   CHECK(SHOHIN_ARGUMENT, shohin_model_load(path, SIZE_MAX - 1, NULL, &model, &error));
@@ -117,17 +118,18 @@ static void loading(const char *path) {
   CHECK(SHOHIN_OK, shohin_model_free(model));
   CHECK(SHOHIN_NULL, shohin_model_load_built_in(NULL, NULL, &error));
 
+  model = unset;
   bytes = read_file(path, &len);
   CHECK(SHOHIN_NULL, shohin_model_load_memory(NULL, len, NULL, &model, &error));
   CHECK(SHOHIN_NULL, shohin_model_load_memory(bytes, len, NULL, NULL, &error));
   CHECK(SHOHIN_TRUNCATED, shohin_model_load_memory(bytes, 0, NULL, &model, &error));
   CHECK(SHOHIN_TRUNCATED, shohin_model_load_memory(bytes, len / 2, NULL, &model, &error));
   CHECK(SHOHIN_MALFORMED, shohin_model_load_memory((const uint8_t *)"not a model", 11, NULL, &model, &error));
-  TRUE(!model);
   CHECK(SHOHIN_NULL, shohin_model_load_in_place(NULL, len, NULL, &model, &error));
   CHECK(SHOHIN_NULL, shohin_model_load_in_place(bytes, len, NULL, NULL, &error));
   CHECK(SHOHIN_TRUNCATED, shohin_model_load_in_place(bytes, 0, NULL, &model, &error));
   CHECK(SHOHIN_TRUNCATED, shohin_model_load_in_place(bytes, len / 2, NULL, &model, &error));
+  TRUE(model == unset);
   for (i = SHOHIN_KV_F32; i <= SHOHIN_KV_FP8_E5M2; i++) {
     shohin_chat *chat;
     shohin_piece piece = {.size = sizeof piece};
@@ -264,6 +266,9 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   CHECK(SHOHIN_OPTION, shohin_chat_new(model, &options, &chat, &error));
   options.thinking = SHOHIN_THINKING_OFF;
   CHECK(SHOHIN_OK, shohin_chat_new(model, &options, &chat, &error));
+  copy = chat;
+  CHECK(SHOHIN_NULL, shohin_chat_new(NULL, &options, &copy, &error));
+  TRUE(copy == chat);
   CHECK(SHOHIN_HANDLE, shohin_chat_new((shohin_model *)chat, &options, &copy, &error));
   CHECK(SHOHIN_HANDLE, shohin_chat_new((shohin_model *)((char *)model + 1), &options, &copy, &error));
 
