@@ -123,9 +123,18 @@ impl shohin_error {
     fn new(code: shohin_code, message: &str) -> shohin_error {
         let mut error = shohin_error { code: code as i32, message: [0; 508] };
         let room = error.message.len() - 1;
-        let end = message.floor_char_boundary(room);
-        for (to, from) in error.message.iter_mut().zip(&message.as_bytes()[..end]) {
-            *to = *from as c_char;
+        let mut len = 0;
+        for c in message.chars() {
+            let mut bytes = [0; 4];
+            // A NUL, such as of a path, would end the message.
+            let text = if c == '\0' { "\\0" } else { c.encode_utf8(&mut bytes) };
+            if len + text.len() > room {
+                break;
+            }
+            for (to, from) in error.message[len..].iter_mut().zip(text.bytes()) {
+                *to = from as c_char;
+            }
+            len += text.len();
         }
         error
     }
@@ -222,5 +231,13 @@ mod tests {
         assert_eq!(message(&error), "é".repeat(253));
         let error = shohin_error::new(SHOHIN_OTHER, &format!("a{}", "é".repeat(300)));
         assert_eq!(message(&error), format!("a{}", "é".repeat(253)));
+    }
+
+    #[test]
+    fn a_nul_does_not_end_a_message() {
+        let error = shohin_error::new(SHOHIN_OTHER, "a\0b: no such file");
+        assert_eq!(message(&error), "a\\0b: no such file");
+        let error = shohin_error::new(SHOHIN_OTHER, &"\0".repeat(600));
+        assert_eq!(message(&error), "\\0".repeat(253));
     }
 }

@@ -88,6 +88,8 @@ static void loading(const char *path) {
   CHECK(SHOHIN_UTF8, shohin_model_load("\xff", 1, NULL, &model, &error));
   CHECK(SHOHIN_IO, shohin_model_load("no such file.gguf", SHOHIN_CSTR, NULL, &model, &error));
   TRUE(error.code == SHOHIN_IO && strstr(error.message, "no such file.gguf") && model == unset);
+  TRUE(shohin_model_load("cow\0moo.gguf", 12, NULL, &model, &error) > SHOHIN_OTHER);
+  TRUE(strstr(error.message, "cow\\0moo.gguf: ") && model == unset);
   CHECK(SHOHIN_NOT_A_FILE, shohin_model_load("/", 1, NULL, &model, &error));
   CHECK(SHOHIN_MALFORMED, shohin_model_load(__FILE__, SHOHIN_CSTR, NULL, &model, &error));
   CHECK(SHOHIN_ARGUMENT, shohin_model_load(path, SIZE_MAX - 1, NULL, &model, &error));
