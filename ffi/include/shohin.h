@@ -236,7 +236,7 @@ shohin_code shohin_chat_free(shohin_chat *chat);
 /* Sets the options of the next replies. Numbers out of range are reported by the next send. */
 shohin_code shohin_chat_set_options(shohin_chat *chat, const shohin_chat_options *options, shohin_error *error);
 
-/* Starts over, with these instructions for the whole conversation. */
+/* Starts over, with these instructions for the whole conversation, or with none if the text is empty. */
 shohin_code shohin_chat_system(shohin_chat *chat, const char *text, size_t text_len, shohin_error *error);
 
 /* Sends a message. The reply is computed by shohin_chat_next. */

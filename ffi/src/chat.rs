@@ -92,7 +92,11 @@ impl State {
 
     /// Starts over, with instructions.
     pub(crate) fn system(&mut self, text: &str) -> Result<()> {
-        self.chat().system(text);
+        let chat = self.chat();
+        match text {
+            "" => chat.set_messages(Vec::new()),
+            text => chat.system(text),
+        }
         Ok(())
     }
 

@@ -245,7 +245,7 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   struct reply pulled = {0}, streamed = {0}, again = {0};
   char path[1024];
   uint32_t ids[64];
-  size_t count;
+  size_t count, prompt_tokens;
 
   CHECK(SHOHIN_NULL, shohin_chat_options_default(NULL, sizeof options, &error));
   CHECK(SHOHIN_SIZE, shohin_chat_options_default(&options, 0, &error));
@@ -344,6 +344,7 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   pull(chat, &pulled);
   CHECK(SHOHIN_OK, shohin_chat_get_usage(chat, &usage, &error));
   TRUE(usage.prompt_tokens && usage.reply_tokens && usage.position && usage.capacity >= usage.position);
+  prompt_tokens = usage.prompt_tokens;
   CHECK(SHOHIN_OK, shohin_chat_new(model, &options, &copy, &error));
   streamed.chat = copy;
   CHECK(SHOHIN_OK, shohin_chat_stream(copy, message, strlen(message), collect, &streamed, &error));
@@ -406,9 +407,13 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   CHECK(SHOHIN_OK, shohin_chat_stream(copy, message, SHOHIN_CSTR, collect, &streamed, &error));
   TRUE(streamed.interrupt_after == -1);
   CHECK(SHOHIN_OK, shohin_chat_interrupt(copy, &error));
+
+  /* No instructions are as if none were set. */
   CHECK(SHOHIN_OK, shohin_chat_system(copy, "", 0, &error));
   CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
   pull(copy, &again);
+  CHECK(SHOHIN_OK, shohin_chat_get_usage(copy, &usage, &error));
+  TRUE(!strcmp(pulled.text, again.text) && usage.prompt_tokens == prompt_tokens);
 
   /* A message that ended before any text is not kept, and the one before it is not answered in its place. */
   for (count = 0; count < 3; count++) {
