@@ -382,6 +382,7 @@ pub(crate) const SUITES: &[Suite] = &[
         run: |m| {
             // Without the GPU engine: drivers print messages and leak memory, which these tests refuse.
             let mut tally = m.cargo().args(TEST).packages(&[FFI]).tests()?;
+            tally.add(m.cargo().args(TEST).packages(&[EMBEDDED]).tests()?);
             tally.passed += ffi::try_out(m, &m.target.join("suite/deps"))?;
             Ok(tally)
         },

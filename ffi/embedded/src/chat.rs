@@ -21,7 +21,7 @@ use shohin_core::{Cpu, CpuOptions, Error, Sampler, Serial, Session, SessionOptio
 
 /// Prompt tokens computed together: more are faster and take more scratch memory.
 const BATCH: usize = 4;
-/// Bytes of the template's own text around a message.
+/// Bytes of the template's own text around a message, but for its instructions.
 const TEMPLATE: usize = 128;
 /// Bytes of the text of a piece: those of a token are far fewer.
 const TEXT: usize = 1024;
@@ -72,13 +72,13 @@ impl State {
         let sampler = Sampler::new(&options.sampler(), device.model().config().vocab_size)?;
         let generation = GenerationOptions { max_tokens, batch: BATCH, ..GenerationOptions::default() };
         let most_text = 2 * capacity;
-        let most_ids = most_text + TEMPLATE;
+        let most_ids = most_text + TEMPLATE + model.template.system.map_or(0, str::len);
         Ok(State {
             model: Arc::clone(model),
             device,
             session,
             reply: Generation::waiting(capacity, most_ids, sampler, generation)?,
-            encoder: ChatEncoder::with_capacity(most_text + TEMPLATE),
+            encoder: ChatEncoder::with_capacity(most_ids),
             ids: Vec::with_capacity(most_ids),
             system: String::with_capacity(most_text),
             most_text,
