@@ -354,6 +354,16 @@ impl Generation {
         (self.fed, self.done) = (0, Some(Reason::Cancelled));
     }
 
+    /// Ends the reply and forgets all but the first `len` tokens. The backend must be truncated to those of
+    /// [`Generation::held`].
+    pub fn truncate(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        self.reply.clear();
+        self.sampler.forget();
+        self.tokens.iter().for_each(|&token| self.sampler.accept_prompt(token));
+        (self.fed, self.done) = (self.fed.min(len), Some(Reason::Cancelled));
+    }
+
     /// Constrains the reply to the texts of a grammar. It ends when its text is complete; a stop string can
     /// end it before, and so can `max_tokens` if it is too small for any text of the grammar.
     pub fn constrain(&mut self, constraint: Constraint) {

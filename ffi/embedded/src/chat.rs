@@ -45,6 +45,10 @@ pub(crate) struct State {
     /// The text of the last piece, with a NUL at its end.
     text: Vec<u8>,
     usage: shohin_usage,
+    /// Tokens before the message whose reply is in progress.
+    before: usize,
+    /// Whether that reply has a text.
+    has_text: bool,
 }
 
 /// What a handle of a chat holds.
@@ -85,6 +89,8 @@ impl State {
             room: max_tokens.min(capacity / 4),
             text: Vec::with_capacity(TEXT + 1),
             usage: shohin_usage::default(),
+            before: 0,
+            has_text: false,
         })
     }
 
@@ -143,6 +149,7 @@ impl State {
             self.forget()?;
         }
         self.reply.follow_up(&self.ids)?;
+        (self.before, self.has_text) = (held, false);
         self.usage = shohin_usage {
             prompt_tokens: held + self.ids.len(),
             cached_tokens: self.reply.held().len(),
@@ -151,9 +158,15 @@ impl State {
         Ok(())
     }
 
-    /// Ends the reply in progress.
+    /// Ends the reply in progress. A message without any text in reply is not kept.
     pub(crate) fn cancel(&mut self) {
+        let is_kept = self.has_text || self.reply.reason().is_some();
         let _ = self.reply.cancel();
+        if !is_kept {
+            self.reply.truncate(self.before);
+            // The session holds these tokens.
+            let _ = self.session.truncate(self.reply.held().len());
+        }
     }
 
     /// The next piece.
@@ -184,6 +197,7 @@ impl State {
             self.text.extend_from_slice(token.text.as_bytes());
             self.text.push(0);
             self.usage.reply_tokens += 1;
+            self.has_text |= !token.text.is_empty();
             return Ok(Some(shohin_piece {
                 size: size_of::<shohin_piece>(),
                 text: self.text.as_ptr().cast(),

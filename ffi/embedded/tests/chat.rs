@@ -135,6 +135,39 @@ const COW: &str = "What does a cow say?";
 const DOG: &str = "What does a dog say?";
 
 #[test]
+fn a_message_without_a_reply_is_not_kept() {
+    let chat = Chat::new(file());
+    let (alone, _) = chat.send(COW);
+    let said = chat.reply();
+    assert!(!said.is_empty());
+    let position = chat.usage().position;
+    let after = chat.send(DOG);
+    let bark = chat.reply();
+
+    // The first message, then a later one, ended by a call and by another message.
+    chat.start_over();
+    chat.send(DOG);
+    chat.stop();
+    assert_eq!(chat.usage().position, 0);
+    assert_eq!(chat.next().0, SHOHIN_DONE);
+    chat.send(DOG);
+    assert_eq!(chat.send(COW), (alone, 0));
+    assert_eq!(chat.reply(), said);
+    chat.send(COW);
+    chat.stop();
+    assert_eq!(chat.usage().position, position);
+    chat.send(COW);
+    assert_eq!(chat.send(DOG), after);
+    assert_eq!(chat.reply(), bark);
+
+    // With a text it is kept.
+    chat.start_over();
+    chat.send(COW);
+    assert!(!chat.next().1.is_empty());
+    assert!(chat.send(DOG).0 > alone + 4);
+}
+
+#[test]
 fn long_messages_do_not_allocate_with_a_template_that_has_instructions() {
     let mut file = file();
     let key = b"tokenizer.chat_template";
