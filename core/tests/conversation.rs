@@ -563,6 +563,52 @@ fn a_shift_keeps_the_template_s_own_system_message() {
     });
 }
 
+/// With all messages at each turn, the tokens of replies that are encoded otherwise than they were chosen.
+#[test]
+fn a_resumed_conversation_keeps_the_tokens_of_replies() {
+    with_model(|model| {
+        let options = TurnOptions { stop_strings: vec!["rst".into()], ..greedy() };
+        let mut conversations = [(); 3].map(|()| (Conversation::new(), Script::new(model, 500)));
+        let mut messages = Vec::new();
+        for (i, (text, is_retry)) in
+            [("One?", false), ("Two?", false), ("", true), ("Three?", false)].into_iter().enumerate()
+        {
+            if is_retry {
+                messages.pop();
+            } else {
+                messages.extend(user(text));
+            }
+            let finishes = [0, 1, 2].map(|way| {
+                let (conversation, backend) = &mut conversations[way];
+                let (state, all) = (SessionState::of(backend), messages.clone());
+                match way {
+                    0 => conversation.resume(model, state, all, &options).unwrap(),
+                    1 if is_retry => conversation.retry(model, state, &options).unwrap(),
+                    1 => conversation.send(model, state, user(text), &options).unwrap(),
+                    _ => conversation.respond(model, state, all, &options).unwrap(),
+                };
+                backend.says(model, "I am the first of all.");
+                ends(conversation, backend, model)
+            });
+            let [resumed, sent, encoded] = &finishes;
+            assert_eq!(resumed, sent, "{text}");
+            assert_eq!(conversations[0].0.prefix(), conversations[1].0.prefix());
+            assert_eq!(resumed.message, encoded.message);
+            if i == 1 {
+                // Otherwise this compares nothing.
+                assert!(resumed.usage.cached_tokens > encoded.usage.cached_tokens);
+            }
+            messages.push(resumed.message.clone());
+        }
+        // Another conversation replaces this one.
+        let (conversation, backend) = &mut conversations[0];
+        conversation.resume(model, SessionState::of(backend), user("Who?"), &options).unwrap();
+        backend.says(model, "No one.");
+        ends(conversation, backend, model);
+        assert_eq!(conversation.messages().len(), 2);
+    });
+}
+
 #[test]
 fn a_turn_that_fails_or_says_nothing_was_not_sent() {
     with_model(|model| {
