@@ -262,15 +262,15 @@ describe("a session", () => {
 });
 
 test("a session runs tools", async () => {
-  // It calls whenever it replies, until the context is full.
+  // It calls whenever it replies, until the next prompt does not fit.
   const pieces = ["I add.", "\n\n\n", "<tool_call>", '\n{"name": "add", "arguments": {"a": 2}}\n', "</tool_call>"];
-  const LanguageModel = createLanguageModel({ model: scripted(pieces), activations: "f32", context: 1024, threads: 1 });
+  const LanguageModel = createLanguageModel({ model: scripted(pieces), activations: "f32", context: 1016, threads: 1 });
   const called = [];
   const inputSchema = { type: "object", properties: { a: { const: 2 } }, required: ["a"], additionalProperties: false };
   const session = await LanguageModel.create({ ...greedy, tools: [{ name: "add", description: "Adds", inputSchema, execute: async (...args) => called.push(args) }] });
   const plain = await LanguageModel.create(greedy);
   assert.ok((await session.measureContextUsage("2 + 3?")) > (await plain.measureContextUsage("2 + 3?")) + 50);
-  await assert.rejects(session.prompt("2 + 3?"), named("QuotaExceededError", /1024/));
+  await assert.rejects(session.prompt("2 + 3?"), named("QuotaExceededError", /1016/));
   assert.ok(called.length > 3, `${called.length}`);
   assert.deepEqual([called, session.contextUsage], [Array(called.length).fill([{ a: 2 }]), 0]);
   session.destroy();
