@@ -116,10 +116,10 @@ enum Command {
 }
 
 impl Command {
-    /// Whether it reads the model that `--model` names.
-    fn reads_model(&self) -> bool {
+    /// Whether it runs the model that `--model` names.
+    fn runs_model(&self) -> bool {
         match self {
-            Command::Convert(_) | Command::Quantize(_) => false,
+            Command::Inspect(_) | Command::Tokenize(_) | Command::Convert(_) | Command::Quantize(_) => false,
             #[cfg(not(target_os = "wasi"))]
             Command::Pull(_) | Command::List(_) | Command::Rm(_) => false,
             _ => true,
@@ -134,11 +134,6 @@ impl Command {
             Command::Serve(_) => false,
             _ => true,
         }
-    }
-
-    /// Whether it runs that model.
-    fn runs_model(&self) -> bool {
-        self.reads_model() && !matches!(self, Command::Inspect(_) | Command::Tokenize(_))
     }
 }
 

@@ -117,7 +117,7 @@ pub(crate) unsafe fn copy_out<T: Copy>(
 pub(crate) unsafe trait Versioned: Copy + Default {
     /// The name in messages.
     const NAME: &'static str;
-    /// Bytes of the first version. It stays when fields are added.
+    /// Bytes of the first version: once fields are added, the offset of the first of these.
     const FIRST: usize;
 }
 

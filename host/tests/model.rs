@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use shohin::core::chat::{OverflowPolicy, ResponseFormat, Role};
+use shohin::core::device::ScratchOptions;
 use shohin::core::generate::Reason;
 use shohin::core::model::Pooling;
 use shohin::speculate::{Guesses, Speculation};
@@ -427,4 +428,15 @@ fn bytes_behind_the_last_tensor_are_not_read() {
         assert_eq!(memory(inspected), without, "{format:?}");
     }
     fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_batch_is_clamped_to_the_context_before_it_is_checked() {
+    let model = Model::built_in().unwrap();
+    let fitted = |context, batch| {
+        ScratchOptions { context, batch, ..ScratchOptions::default() }.fitted(model.config())
+    };
+    assert_eq!(fitted(100, 5000).unwrap().batch, 100);
+    assert_eq!(fitted(100, 0).unwrap_err().code(), "option");
+    assert!(model.config().max_context_length < 4096, "no batch of this model is too large");
 }

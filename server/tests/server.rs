@@ -1111,6 +1111,40 @@ fn calls_of_tools_match_their_schemas_in_every_form() {
     assert!(fits(&answer["content"][0]["input"]), "{answer}");
 }
 
+/// Calls, or a reply in the format, whichever the model chooses.
+#[test]
+fn tools_and_a_response_format_go_together() {
+    let server = Running::with(&model_with_tools(), |_| ());
+    let tool = json!({ "type": "function", "function": { "name": "weather", "parameters": city() } });
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "city", "schema": city() } });
+    let request = with(
+        ask("How is the weather?"),
+        json!({ "tools": [tool], "response_format": format, "temperature": 1.5, "max_tokens": 300 }),
+    );
+    let answers = |choice: Option<&str>| {
+        let mut texts = 0;
+        for seed in 0..4 {
+            let mut request = with(request.clone(), json!({ "seed": seed }));
+            choice.inspect(|choice| request["tool_choice"] = json!(choice));
+            let choice = server.chat(&request)["choices"][0].clone();
+            let message = &choice["message"];
+            if let Some(text) = message["content"].as_str() {
+                assert!(message["tool_calls"].is_null() && choice["finish_reason"] == "stop", "{choice}");
+                assert!(fits(&serde_json::from_str(text).unwrap()), "{text}");
+                texts += 1;
+            } else {
+                // Calls without end may be cut off, the first one has ended.
+                let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+                assert!(fits(&serde_json::from_str(arguments).unwrap()), "{arguments}");
+            }
+        }
+        texts
+    };
+    // Of four replies some have the format, and others a call.
+    assert!((1..4).contains(&answers(None)));
+    assert_eq!(answers(Some("required")), 0);
+}
+
 #[test]
 fn tools_that_cannot_be_followed_are_refused_by_their_place() {
     let server = Running::with(&model_with_tools(), |_| ());

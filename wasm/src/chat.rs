@@ -298,9 +298,9 @@ impl Chat {
         self.end();
         let len = self.session.export_len(&self.device);
         // The caller's messages may be others than those of the last turn.
-        let other = History::from(messages.to_vec());
         let history = self.conversation.history();
-        let history = if history.messages == other.messages { history } else { &other };
+        let other = (history.messages != messages).then(|| History::from(messages.to_vec()));
+        let history = other.as_ref().unwrap_or(history);
         let mut bytes = snapshot::begin(&self.origin(), history, self.conversation.prefix(), len)?;
         self.session.export(&mut self.device, &mut bytes).await?;
         Ok(snapshot::seal(bytes, sha256))

@@ -294,7 +294,7 @@ impl Conversation {
         let History { messages: before, tokens, .. } = &self.history;
         let known = Known { messages: before.len(), tokens: tokens.len() };
         let all = [before.clone(), messages].concat();
-        self.go_on(model, session, (all, true), known, None, options)
+        self.go_on(model, session, all, known, None, options)
     }
 
     /// Begins another reply to the last messages, replacing the existing one.
@@ -320,7 +320,7 @@ impl Conversation {
         if dropped > 0 && known.tokens > kept && known.tokens < kept + dropped {
             known.tokens = 0;
         }
-        self.go_on(model, session, (all, false), known, None, options)
+        self.go_on(model, session, all, known, None, options)
     }
 
     /// Continues the last reply, which was cut off, with the tokens that the model chose. The pieces are what is new; the
@@ -338,7 +338,7 @@ impl Conversation {
         self.last_is_kept("continue")?;
         let options = TurnOptions { continue_final_message: true, ..options.clone() };
         let all = self.history.messages.clone();
-        self.go_on(model, session, (all, false), Known::default(), None, &options)
+        self.go_on(model, session, all, Known::default(), None, &options)
     }
 
     /// Begins a reply to a whole conversation, which replaces the existing messages: for hosts that receive
@@ -354,7 +354,7 @@ impl Conversation {
         options: &TurnOptions,
     ) -> Result<usize> {
         self.end(session.position);
-        self.go_on(model, session, (messages, true), Known::default(), None, options)
+        self.go_on(model, session, messages, Known::default(), None, options)
     }
 
     /// As [`Conversation::respond`]. If the conversation continues, as by [`Conversation::send`], or its last messages are
@@ -392,7 +392,7 @@ impl Conversation {
         let Encoded { messages, tokens, unfinished } = prompt;
         let Some(messages) = messages else { return self.complete(model, session, tokens, options) };
         self.end(session.position);
-        self.go_on(model, session, (messages, true), Known::default(), Some((tokens, unfinished)), options)
+        self.go_on(model, session, messages, Known::default(), Some((tokens, unfinished)), options)
     }
 
     /// Begins the continuation of a raw text. The messages stay as they are.
@@ -428,13 +428,12 @@ impl Conversation {
         Ok(())
     }
 
-    /// Encodes `all` messages, of which some are new or none, unless they are `encoded`; those that are not known
-    /// follow the known tokens.
+    /// Encodes `all` messages, unless they are `encoded`; those that are not known follow the known tokens.
     fn go_on(
         &mut self,
         model: &ChatModel<'_>,
         session: SessionState,
-        (all, is_new): (Vec<ChatMessage>, bool),
+        all: Vec<ChatMessage>,
         known: Known,
         encoded: Option<(Vec<u32>, Option<Unfinished>)>,
         options: &TurnOptions,
@@ -454,6 +453,7 @@ impl Conversation {
             _ => options.encode_prompt(model, &all)?,
         };
         let History { messages, tokens: encoded, reply_start, .. } = &self.history;
+        let is_new = !messages.starts_with(&all);
         if let Some(unfinished) = &mut unfinished
             && has_tools
             && all == *messages
@@ -826,16 +826,11 @@ fn parser(model: &ChatModel<'_>, blocks: CallBlocks) -> ReplyParser {
 /// In a format, and if no call is possible, text that looks like a marker is text.
 fn call_blocks(options: &TurnOptions, messages: &[ChatMessage]) -> CallBlocks {
     let called = messages.iter().any(|message| !message.tool_calls.is_empty());
-    match (!options.tools.is_empty(), options.is_constrained()) {
+    match (options.is_constrained(), !options.tools.is_empty()) {
         (true, true) => CallBlocks::Leading,
-        (false, true) => CallBlocks::Text,
-        (tools, false) => {
-            if tools || called {
-                CallBlocks::Valid
-            } else {
-                CallBlocks::Text
-            }
-        }
+        (true, false) => CallBlocks::Text,
+        (false, tools) if tools || called => CallBlocks::Valid,
+        (false, _) => CallBlocks::Text,
     }
 }
 

@@ -612,7 +612,7 @@ impl ChunkWriter {
         out.extend([",\"choices\":[{\"index\":0,\"delta\":{", &delta, "},\"logprobs\":"]);
         measured(logprobs, tokenizer, &mut out);
         out.push_str(",\"finish_reason\":null}]");
-        self.close(&mut out);
+        close_chunk(self.include_usage, &mut out);
         Some(out)
     }
 
@@ -623,21 +623,26 @@ impl ChunkWriter {
         out.push_str(",\"choices\":[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":");
         json::string(finish_reason(finish), &mut out);
         out.push_str("}]");
-        self.close(&mut out);
+        close_chunk(self.include_usage, &mut out);
         chunks.push(out);
         if self.include_usage {
-            let mut out = head(&self.id, "chatcmpl-", "chat.completion.chunk");
-            out.push_str(",\"choices\":[],\"usage\":");
-            usage(&finish.usage, &mut out);
-            out.push('}');
-            chunks.push(out);
+            chunks.push(usage_chunk(head(&self.id, "chatcmpl-", "chat.completion.chunk"), &finish.usage));
         }
         chunks
     }
+}
 
-    fn close(&self, out: &mut String) {
-        out.push_str(if self.include_usage { ",\"usage\":null}" } else { "}" });
-    }
+/// Ends a chunk that has a choice.
+fn close_chunk(include_usage: bool, out: &mut String) {
+    out.push_str(if include_usage { ",\"usage\":null}" } else { "}" });
+}
+
+/// The chunk of the token counts, which has no choice.
+fn usage_chunk(mut head: String, counts: &Usage) -> String {
+    head.push_str(",\"choices\":[],\"usage\":");
+    usage(counts, &mut head);
+    head.push('}');
+    head
 }
 
 fn head(id: &CompletionId, kind: &str, object: &str) -> String {

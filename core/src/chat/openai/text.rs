@@ -1,7 +1,7 @@
 //! Continuations of a text, and embeddings.
 #![forbid(unsafe_code)]
 
-use super::{CompletionId, finish_reason, head, stop, streaming, usage};
+use super::{CompletionId, close_chunk, finish_reason, head, stop, streaming, usage, usage_chunk};
 use crate::chat::conversation::Finish;
 use crate::chat::fields::{Field, Object, refused};
 use crate::chat::options::TurnOptions;
@@ -184,24 +184,21 @@ impl TextWriter {
 
     /// The next chunk; `None` if there is no text.
     pub fn chunk(&self, text: &str) -> Option<String> {
-        if text.is_empty() { None } else { Some(self.close(part(&self.id, text, None))) }
+        (!text.is_empty()).then(|| self.choice(text, None))
     }
 
     /// The last chunks.
     pub fn finish(&self, finish: &Finish) -> Vec<String> {
-        let mut chunks = Vec::from([self.close(part(&self.id, "", Some(finish)))]);
+        let mut chunks = Vec::from([self.choice("", Some(finish))]);
         if self.include_usage {
-            let mut out = head(&self.id, "cmpl-", "text_completion");
-            out.push_str(",\"choices\":[],\"usage\":");
-            usage(&finish.usage, &mut out);
-            out.push('}');
-            chunks.push(out);
+            chunks.push(usage_chunk(head(&self.id, "cmpl-", "text_completion"), &finish.usage));
         }
         chunks
     }
 
-    fn close(&self, mut out: String) -> String {
-        out.push_str(if self.include_usage { ",\"usage\":null}" } else { "}" });
+    fn choice(&self, text: &str, finish: Option<&Finish>) -> String {
+        let mut out = part(&self.id, text, finish);
+        close_chunk(self.include_usage, &mut out);
         out
     }
 }
