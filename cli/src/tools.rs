@@ -21,7 +21,7 @@ const MOST_OUTPUT: u64 = 1 << 16;
 pub(crate) struct ProgramArgs {
     /// Functions that the model may call, as a JSON array in OpenAI's format or a file with one; arguments
     /// satisfy the schemas of functions with "strict": true, and of others where the schema is supported
-    #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["json_schema", "json_object", "choice", "regex", "grammar"])]
+    #[arg(long, value_name = "FILE|TEXT")]
     pub(crate) tools: Option<String>,
     /// auto: the model decides; required: its first reply calls at least one; or the name of the function it calls
     #[arg(long, value_name = "auto|required|NAME", default_value = "auto", requires = "tools")]

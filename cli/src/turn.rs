@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 pub(crate) struct ToolArgs {
     /// Functions that the model may call, as a JSON array in OpenAI's format or a file with one; arguments
     /// satisfy the schemas of functions with "strict": true, and of others where the schema is supported
-    #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["json_schema", "json_object", "choice", "regex", "grammar", "raw"])]
+    #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["raw"])]
     pub(crate) tools: Option<String>,
     /// auto: the model decides; required: it calls at least one; or the name of the function it calls
     #[arg(long, value_name = "auto|required|NAME", default_value = "auto", requires = "tools")]

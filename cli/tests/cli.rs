@@ -1660,6 +1660,17 @@ fn calls_of_tools_have_arguments_that_fit() {
             assert!(call["name"] == "now" || fits, "{call}");
         }
     }
+    // Beside a form, a reply is calls or has it.
+    let args = ["run", "Add!", "-m", &model, "--tools", tools, "--choice", "yes", "-n", "150", "--json"];
+    let mut ways = [0, 0];
+    for seed in ["1", "2", "3", "4", "5", "6", "7", "8"] {
+        let hot = ["--temperature", "50", "--top-k", "0", "--top-p", "1", "--seed", seed];
+        let reply = json(&with(&args, &hot));
+        let calls = reply["tool_calls"].as_array().map_or(0, Vec::len);
+        assert_eq!(reply["text"] == "yes", calls == 0, "{reply}");
+        ways[usize::from(calls > 0)] += 1;
+    }
+    assert!(ways[0] > 0 && ways[1] > 0, "{ways:?}");
     // The built-in model has no template for calls.
     assert!(fails(&["run", "Add!", "--tools", tools]).contains("this model's chat template has no tools"));
 }
