@@ -52,6 +52,16 @@ impl DataMut<'_> {
             DataMut::Pages(pages) => pages.page_mut(chunk),
         }
     }
+
+    fn import(&mut self, placement: ChunkedPlacement, len: usize, from: &[u8]) {
+        let mut rest = from;
+        for (chunk, run) in placement.runs(len) {
+            let run = &mut self.chunk(placement, chunk)[run];
+            let (front, back) = rest.split_at(run.len());
+            run.copy_from_slice(front);
+            rest = back;
+        }
+    }
 }
 
 impl<'b, C: KvCodec> KvStorage<'b, C> {
@@ -89,7 +99,8 @@ impl<'b, C: KvCodec> KvStorage<'b, C> {
     }
 
     /// Stores the key `(head_dim)` of `head`, counted over all layers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "wasm32", inline(never))]
+    #[cfg_attr(not(target_arch = "wasm32"), inline(always))]
     pub(crate) fn set_key(&mut self, head: usize, position: usize, key: &[f32]) {
         let (chunk, block, _) = self.placement.block(head, position / BLOCK_POSITIONS);
         let chunk = self.data.chunk(self.placement, chunk);
@@ -97,7 +108,8 @@ impl<'b, C: KvCodec> KvStorage<'b, C> {
     }
 
     /// Stores the value `(head_dim)` of `head`, counted over all layers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "wasm32", inline(never))]
+    #[cfg_attr(not(target_arch = "wasm32"), inline(always))]
     pub(crate) fn set_value(&mut self, head: usize, position: usize, value: &[f32]) {
         let (chunk, _, block) = self.placement.block(head, position / BLOCK_POSITIONS);
         let chunk = self.data.chunk(self.placement, chunk);
@@ -177,24 +189,12 @@ impl<'b, C: KvCodec> KvStorage<'b, C> {
     /// Copies the blocks of the first `len` positions (at most the capacity) to `out`, head after head, keys
     /// before values.
     pub(crate) fn export(&self, len: usize, out: &mut [u8]) {
-        let (data, mut rest) = (self.data.get(), out);
-        for (chunk, run) in self.placement.runs(len) {
-            let run = &data.chunk(self.placement, chunk)[run];
-            let (front, back) = core::mem::take(&mut rest).split_at_mut(run.len());
-            front.copy_from_slice(run);
-            rest = back;
-        }
+        self.data.get().export(self.placement, len, out);
     }
 
     /// Restores the output of [`KvStorage::export`] for the same number of positions.
     pub(crate) fn import(&mut self, len: usize, from: &[u8]) {
-        let mut rest = from;
-        for (chunk, run) in self.placement.runs(len) {
-            let run = &mut self.data.chunk(self.placement, chunk)[run];
-            let (front, back) = rest.split_at(run.len());
-            run.copy_from_slice(front);
-            rest = back;
-        }
+        self.data.import(self.placement, len, from);
     }
 }
 
@@ -213,6 +213,16 @@ impl<'a> KvData<'a> {
         match self {
             KvData::Chunks(data) => data.get(chunk * placement.chunk_len()..).unwrap_or(&[]),
             KvData::Pages(pages) => pages.page(chunk),
+        }
+    }
+
+    fn export(self, placement: ChunkedPlacement, len: usize, out: &mut [u8]) {
+        let mut rest = out;
+        for (chunk, run) in placement.runs(len) {
+            let run = &self.chunk(placement, chunk)[run];
+            let (front, back) = core::mem::take(&mut rest).split_at_mut(run.len());
+            front.copy_from_slice(run);
+            rest = back;
         }
     }
 }

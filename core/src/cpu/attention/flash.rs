@@ -440,7 +440,8 @@ impl Softmax {
     /// Turns the first `n` scores of a tile but those `hidden` into weights; returns the factor for earlier outputs.
     ///
     /// Safety: as for [`Simd`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "wasm32", inline(never))]
+    #[cfg_attr(not(target_arch = "wasm32"), inline(always))]
     unsafe fn add_tile<L: Simd>(&mut self, scores: &mut [f32; TILE], n: usize, hidden: Range<usize>) -> f32 {
         // Masked positions add nothing, as e^-inf is 0.
         scores[n..].fill(f32::NEG_INFINITY);
