@@ -1,13 +1,11 @@
 //! Beam search over a model.
 
+use crate::any_device::Search;
 use crate::error::Result;
 use crate::model::{Machine, Model};
-use shohin_core::beam::{self, Beam, BeamOptions};
-use shohin_core::device::BlockingDevice;
-use shohin_core::generate::Detokenizer;
-use shohin_core::{Cpu, CpuOptions, Error, Session, SessionOptions};
+use shohin_core::CpuOptions;
+use shohin_core::beam::{Beam, BeamOptions};
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
 impl Model {
     /// The likeliest continuations of the tokens of a prompt, best first. `progress` is called with the number of tokens so
@@ -37,6 +35,7 @@ impl Model {
         options.check()?;
         let session = self.session_options(self.context());
         let search = Search { session, prompt, options, detokenizer: self.tokenizer(), progress };
+        let device = CpuOptions { logit_rows: options.beams.min(8), ..self.0.options };
         match &self.0.machine {
             Machine::Split(split) if split.is_distributed() => Err(crate::Error::Option {
                 name: "beams",
@@ -44,48 +43,8 @@ impl Model {
                 expected: "none over MPI: beam search runs on one device".into(),
             }),
             // A split model has its weights in parts; the search runs on the whole.
-            Machine::Cpu | Machine::Split(_) => {
-                let logit_rows = options.beams.min(8);
-                let cpu = CpuOptions { context: self.context(), logit_rows, ..self.0.options };
-                let device = Cpu::with_weights(Arc::clone(&self.0.weights), &cpu, Arc::clone(&self.0.pool))?;
-                search.on(device)
-            }
-            #[cfg(feature = "gpu")]
-            Machine::Gpu(gpu) => {
-                search.on(gpu.device(session.context, self.0.options.activations, self.0.options.batch)?)
-            }
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            Machine::Metal(metal) => {
-                search.on(metal.device(session.context, self.0.options.activations, self.0.options.batch)?)
-            }
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(gpu) => {
-                search.on(gpu.device(session.context, self.0.options.activations, self.0.options.batch)?)
-            }
-            #[cfg(feature = "cuda")]
-            Machine::SplitCuda(gpus) => {
-                search.on(gpus.device(session.context, self.0.options.activations, self.0.options.batch)?)
-            }
+            Machine::Split(_) => self.cpu_device(&device)?.beam_search(search),
+            _ => self.device(&device)?.beam_search(search),
         }
-    }
-}
-
-/// The arguments of a search.
-struct Search<'s> {
-    session: SessionOptions,
-    prompt: &'s [u32],
-    options: &'s BeamOptions,
-    detokenizer: &'s dyn Detokenizer,
-    progress: &'s mut dyn FnMut(usize) -> ControlFlow<()>,
-}
-
-impl Search<'_> {
-    fn on<D: BlockingDevice<Error: Into<Error>>>(self, mut device: D) -> Result<Vec<Beam>> {
-        let Search { session, prompt, options, detokenizer, progress } = self;
-        let beams = async {
-            let session = Session::open_paged(&mut device, &session).await?;
-            beam::search(&mut device, session, prompt, options, detokenizer, progress).await
-        };
-        D::wait(beams).map_err(|error| error.into().into())
     }
 }

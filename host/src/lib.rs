@@ -34,6 +34,7 @@
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and the expected value |
 
+mod any_device;
 mod beam;
 mod builder;
 pub mod chat;

@@ -1,5 +1,6 @@
 //! A loaded model and its operations.
 
+use crate::any_device::AnyDevice;
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaWeights;
 use crate::devices::Fallback;
@@ -287,6 +288,29 @@ impl Model {
             #[cfg(feature = "cuda")]
             Machine::SplitCuda(gpus) => gpus.sequence(&options, self.0.options.activations),
         }
+    }
+
+    /// A device with these options; those of the CPU alone mean nothing to others.
+    pub(crate) fn device(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
+        let CpuOptions { context, activations, batch, .. } = *options;
+        Ok(match &self.0.machine {
+            Machine::Cpu => self.cpu_device(options)?,
+            Machine::Split(split) => Box::new(split.device(self.config(), options)?),
+            #[cfg(feature = "gpu")]
+            Machine::Gpu(gpu) => Box::new(gpu.device(context, activations, batch)?),
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Machine::Metal(metal) => Box::new(metal.device(context, activations, batch)?),
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(gpu) => Box::new(gpu.device(context, activations, batch)?),
+            #[cfg(feature = "cuda")]
+            Machine::SplitCuda(gpus) => Box::new(gpus.device(context, activations, batch)?),
+        })
+    }
+
+    /// The whole model on the CPU.
+    pub(crate) fn cpu_device(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
+        let pool = Arc::clone(&self.0.pool);
+        Ok(Box::new(Cpu::with_weights(Arc::clone(&self.0.weights), options, pool)?))
     }
 
     /// The name in the file's metadata, or else that of the matching published model.

@@ -1,18 +1,11 @@
 //! Several replies at once over a model.
 
-use crate::error::{Error as HostError, Result};
+use crate::any_device::AnyScheduler;
+use crate::error::{Error, Result};
 use crate::model::{Machine, Model};
-use crate::shard::ShardBytes;
-use crate::split::{CpuRank, SplitDevice, lost};
-use shohin_core::Error;
-use shohin_core::chat::{
-    ChatModel, Encoded, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions,
-    TurnOptions, Usage,
-};
-use shohin_core::device::BlockingDevice;
-use shohin_core::generate::Detokenizer;
-use shohin_core::{Cpu, CpuOptions};
-use std::sync::Arc;
+use crate::split::lost;
+use shohin_core::CpuOptions;
+use shohin_core::chat::{Encoded, Event, Finish, Prompt, ReplyId, SchedulerOptions, TurnOptions, Usage};
 
 /// Several replies at once, which read the weights once for all of them. See [`shohin_core::chat::Scheduler`].
 ///
@@ -34,41 +27,9 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Scheduler {
     model: Model,
-    /// Options of a device on the CPU.
-    cpu: CpuOptions,
-    device: OnDevice,
-}
-
-#[derive(Debug)]
-enum OnDevice {
-    Cpu(Box<CoreScheduler<Cpu<'static, ShardBytes>>>),
-    Split(Box<CoreScheduler<SplitDevice<CpuRank>>>),
-    #[cfg(feature = "gpu")]
-    Gpu(Box<CoreScheduler<shohin_gpu::GpuDevice>>),
-    #[cfg(all(feature = "metal", target_os = "macos"))]
-    Metal(Box<CoreScheduler<shohin_metal::MetalDevice<shohin_metal::Metal>>>),
-    #[cfg(feature = "cuda")]
-    Cuda(Box<CoreScheduler<shohin_cuda::CudaDevice<shohin_cuda::Cuda>>>),
-    #[cfg(feature = "cuda")]
-    SplitCuda(Box<CoreScheduler<SplitDevice<crate::split::CudaRank>>>),
-}
-
-/// Runs the same code for the scheduler of either device.
-macro_rules! on_device {
-    ($device:expr, $scheduler:ident => $code:expr) => {
-        match $device {
-            OnDevice::Cpu($scheduler) => $code,
-            OnDevice::Split($scheduler) => $code,
-            #[cfg(feature = "gpu")]
-            OnDevice::Gpu($scheduler) => $code,
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            OnDevice::Metal($scheduler) => $code,
-            #[cfg(feature = "cuda")]
-            OnDevice::Cuda($scheduler) => $code,
-            #[cfg(feature = "cuda")]
-            OnDevice::SplitCuda($scheduler) => $code,
-        }
-    };
+    /// Those of its device.
+    options: CpuOptions,
+    scheduler: Box<dyn AnyScheduler>,
 }
 
 /// Prompt tokens per step where larger batches are hardly faster per token: the other replies wait for each step.
@@ -105,79 +66,49 @@ impl Model {
         let sparse = self.gpu().is_some();
         let options = SchedulerOptions { replies, prompt_tokens, session, cache_bytes: None, sparse };
         let batch = replies.saturating_add(prompt_tokens);
-        let cpu = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
-        let device = match &self.0.machine {
-            Machine::Cpu => {
-                let pool = Arc::clone(&self.0.pool);
-                let device = Cpu::with_weights(Arc::clone(&self.0.weights), &cpu, pool)?;
-                OnDevice::Cpu(Box::new(CoreScheduler::new(device, options)?))
-            }
-            Machine::Split(split) => {
-                let device = split.device(self.config(), &cpu)?;
-                OnDevice::Split(Box::new(CoreScheduler::new(device, options)?))
-            }
-            #[cfg(feature = "gpu")]
-            Machine::Gpu(gpu) => {
-                let device = gpu.device(session.context, self.0.options.activations, batch)?;
-                OnDevice::Gpu(Box::new(CoreScheduler::new(device, options)?))
-            }
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            Machine::Metal(metal) => {
-                let device = metal.device(session.context, self.0.options.activations, batch)?;
-                OnDevice::Metal(Box::new(CoreScheduler::new(device, options)?))
-            }
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(gpu) => {
-                let device = gpu.device(session.context, self.0.options.activations, batch)?;
-                OnDevice::Cuda(Box::new(CoreScheduler::new(device, options)?))
-            }
-            #[cfg(feature = "cuda")]
-            Machine::SplitCuda(gpus) => {
-                let device = gpus.device(session.context, self.0.options.activations, batch)?;
-                OnDevice::SplitCuda(Box::new(CoreScheduler::new(device, options)?))
-            }
-        };
-        Ok(Scheduler { model: self.clone(), cpu, device })
+        let device = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
+        let scheduler = self.device(&device)?.scheduler(options)?;
+        Ok(Scheduler { model: self.clone(), options: device, scheduler })
     }
 }
 
 impl Scheduler {
     /// The replies in progress.
     pub fn replies(&self) -> Vec<ReplyId> {
-        on_device!(&self.device, scheduler => scheduler.replies().collect())
+        self.scheduler.replies()
     }
 
     /// Whether no other reply can begin before one ends.
     pub fn is_full(&self) -> bool {
-        on_device!(&self.device, scheduler => scheduler.is_full())
+        self.scheduler.is_full()
     }
 
     /// Tokens whose keys and values are held, those of ended replies included.
     pub fn held_tokens(&self) -> usize {
-        on_device!(&self.device, scheduler => scheduler.held_tokens())
+        self.scheduler.held_tokens()
     }
 
     /// Bytes of the memory for keys and values of all replies, those of ended replies included. What several replies share
     /// counts once.
     pub fn cache_bytes(&self) -> usize {
-        on_device!(&self.device, scheduler => scheduler.cache_bytes())
+        self.scheduler.cache_bytes()
     }
 
     /// Keeps the keys and values of ended replies only while those of all replies take at most `bytes`; `None`: as many as
     /// the contexts of all replies at once.
     pub fn set_cache_bytes(&mut self, bytes: Option<usize>) {
-        on_device!(&mut self.device, scheduler => scheduler.set_cache_bytes(bytes));
+        self.scheduler.set_cache_bytes(bytes);
     }
 
     /// Token counts of a reply in progress.
     pub fn usage(&self, id: ReplyId) -> Option<Usage> {
-        on_device!(&self.device, scheduler => scheduler.usage(id))
+        self.scheduler.usage(id)
     }
 
     /// Whether a reply in progress is about to compute much of this prompt, which can be copied then: beginning later is
     /// less work.
     pub fn comes_soon(&self, prompt: &Encoded) -> bool {
-        on_device!(&self.device, scheduler => scheduler.comes_soon(prompt))
+        self.scheduler.comes_soon(prompt)
     }
 
     /// Begins a reply. Options are those of one turn: the sampler's random sequence starts at its seed.
@@ -186,10 +117,8 @@ impl Scheduler {
     /// If the prompt does not fit the context, an option is invalid, all replies are in progress, there is no memory, or a rank of
     /// a split model was lost: the replies in progress fail at the next step then, and later ones run on new threads.
     pub fn begin(&mut self, prompt: Prompt, options: &TurnOptions) -> Result<ReplyId> {
-        let Scheduler { model, device, .. } = self;
-        let begin =
-            |chat: &ChatModel<'_>| on_device!(device, scheduler => begin(scheduler, chat, prompt, options));
-        let begun = model.with_chat_model(begin);
+        let Scheduler { model, scheduler, .. } = self;
+        let begun = model.with_chat_model(|chat| scheduler.begin(chat, prompt, options));
         // Replies in progress are lost, too: the next step says so of them, and renews the group.
         if self.replies().is_empty() { self.renewed(begun) } else { begun }
     }
@@ -205,50 +134,34 @@ impl Scheduler {
         ready: &mut dyn FnMut(ReplyId) -> bool,
         events: &mut dyn FnMut(ReplyId, Event<'_>),
     ) -> Result<bool> {
-        let tokenizer = self.model.tokenizer();
-        let stepped = on_device!(&mut self.device, scheduler => step(scheduler, tokenizer, ready, events));
+        let stepped = self.scheduler.step(self.model.tokenizer(), ready, events);
         self.renewed(stepped)
     }
 
     /// Goes on over a new group if a rank of the last one was lost.
     fn renewed<T>(&mut self, done: Result<T>) -> Result<T> {
-        if let (Machine::Split(split), OnDevice::Split(scheduler)) = (&self.model.0.machine, &mut self.device)
-            && matches!(done, Err(HostError::Engine(error)) if error == lost())
-            && let Ok(device) = split.device(self.model.config(), &self.cpu)
+        if let Machine::Split(_) = &self.model.0.machine
+            && matches!(done, Err(Error::Engine(error)) if error == lost())
+            && let Ok(device) = self.model.device(&self.options)
         {
-            scheduler.renew(device);
+            self.scheduler.renew(device);
         }
         done
     }
 
     /// Ends a reply as it is. `None` if it is not in progress; without text if its prompt was not computed yet.
     pub fn cancel(&mut self, id: ReplyId) -> Option<Finish> {
-        on_device!(&mut self.device, scheduler => scheduler.cancel(id))
+        self.scheduler.cancel(id)
     }
-}
-
-fn begin<D: BlockingDevice<Error: Into<Error>>>(
-    scheduler: &mut CoreScheduler<D>,
-    chat: &ChatModel<'_>,
-    prompt: Prompt,
-    options: &TurnOptions,
-) -> Result<ReplyId> {
-    D::wait(scheduler.begin(chat, prompt, options)).map_err(|error| error.into().into())
-}
-
-fn step<D: BlockingDevice<Error: Into<Error>>>(
-    scheduler: &mut CoreScheduler<D>,
-    detokenizer: &dyn Detokenizer,
-    ready: &mut dyn FnMut(ReplyId) -> bool,
-    events: &mut dyn FnMut(ReplyId, Event<'_>),
-) -> Result<bool> {
-    D::wait(scheduler.step(detokenizer, ready, events)).map_err(|error| error.into().into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::split::{CpuRank, SplitDevice};
     use shohin_core::chat::{ChatMessage, Role};
+    use std::any::Any;
+    use std::sync::Arc;
 
     #[test]
     fn prompts_fill_the_rows_of_a_device() {
@@ -285,13 +198,10 @@ mod tests {
         let mut last = first;
         // The loss is noticed by a step, by another reply that begins, and by one when no other is in progress.
         for (in_progress, begins) in [(true, false), (true, true), (false, true)] {
-            let (Machine::Split(split), OnDevice::Split(core)) = (&model.0.machine, &mut scheduler.device)
-            else {
-                panic!("the model is split");
-            };
-            let device = split.device(model.config(), &scheduler.cpu).unwrap();
-            let group = Arc::downgrade(device.group.as_ref().unwrap());
-            core.renew(device);
+            let device = model.device(&scheduler.options).unwrap();
+            let split = (&*device as &dyn Any).downcast_ref::<SplitDevice<CpuRank>>().unwrap();
+            let group = Arc::downgrade(split.group.as_ref().unwrap());
+            scheduler.scheduler.renew(device);
             if in_progress {
                 ask(&mut scheduler);
                 assert!(scheduler.step(&mut |_| true, &mut |_, _| ()).unwrap());

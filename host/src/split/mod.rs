@@ -18,7 +18,7 @@ mod tests;
 mod thread_group;
 
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::{CudaRank, CudaSplit};
+pub(crate) use cuda::CudaSplit;
 pub(crate) use device::SplitDevice;
 #[cfg(feature = "mpi")]
 pub use mpi_group::Mpi;
