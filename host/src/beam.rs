@@ -2,7 +2,7 @@
 
 use crate::any_device::Search;
 use crate::error::Result;
-use crate::model::{Machine, Model};
+use crate::model::Model;
 use shohin_core::CpuOptions;
 use shohin_core::beam::{Beam, BeamOptions};
 use std::ops::ControlFlow;
@@ -36,15 +36,6 @@ impl Model {
         let session = self.session_options(self.context());
         let search = Search { session, prompt, options, detokenizer: self.tokenizer(), progress };
         let device = CpuOptions { logit_rows: options.beams.min(8), ..self.0.options };
-        match &self.0.machine {
-            Machine::Split(split) if split.is_distributed() => Err(crate::Error::Option {
-                name: "beams",
-                found: options.beams.to_string(),
-                expected: "none over MPI: beam search runs on one device".into(),
-            }),
-            // A split model has its weights in parts; the search runs on the whole.
-            Machine::Split(_) => self.cpu_device(&device)?.beam_search(search),
-            _ => self.device(&device)?.beam_search(search),
-        }
+        self.0.device.beam_search(&device, search, &self.0.cpu)
     }
 }

@@ -1,13 +1,11 @@
 //! Loading a model.
 
-#[cfg(feature = "cuda")]
-use crate::cuda::CudaWeights;
+use crate::cpu::CpuModel;
+use crate::device_model::DeviceModel;
 use crate::devices::{DeviceName, Fallback};
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
-#[cfg(feature = "gpu")]
-use crate::gpu::GpuWeights;
-use crate::model::{Inner, Machine, Model};
+use crate::model::{Inner, Model};
 use crate::shard::ShardBytes;
 use crate::split::SplitWeights;
 #[cfg(feature = "mpi")]
@@ -30,6 +28,9 @@ use std::time::Instant;
 
 /// Most threads of a pool.
 const MAX_THREADS: usize = 1024;
+
+/// A model on a device, or why it cannot run there.
+type Loaded = Result<Box<dyn DeviceModel>>;
 
 /// Options for loading a model; see [`Model::builder`]. Unset ones have the fastest value.
 #[derive(Clone, Debug)]
@@ -301,14 +302,14 @@ impl Builder {
         let config = self.configured(ModelConfig::from_gguf(&gguf).map_err(named)?)?;
         let options = self.cpu_options()?;
         let isa = options.isa;
-        let machine = match self.split.filter(|split| split.ranks() > 1 && self.reads_weights) {
-            None => self.machine(&gguf, config.clone())?,
+        let device = match self.split.filter(|split| split.ranks() > 1 && self.reads_weights) {
+            None => self.other_device(&gguf, config.clone())?,
             Some(split) if matches!(self.device, DeviceName::Auto | DeviceName::Cpu) => {
-                Machine::Split(self.split_weights(file, &config, split, &options, threads)?)
+                Some(self.split_weights(file, &config, split, &options, threads)?)
             }
-            Some(split) => self.split_on_gpus(file, &config, split)?,
+            Some(split) => Some(self.split_on_gpus(file, &config, split)?),
         };
-        let on_cpu = matches!(machine, Machine::Cpu);
+        let on_cpu = device.is_none();
         let window = self.weights_window;
         if let Some(found) = window.filter(|_| !on_cpu) {
             let expected = "a model on the CPU that is not split, or none".into();
@@ -336,14 +337,16 @@ impl Builder {
         let template = Template::from_metadata(gguf.metadata(), &tokenizer).map_err(named)?;
         let pooling = Pooling::from_metadata(gguf.metadata());
         let parts = weights.model().weights().parts();
-        let weight_bytes = match (&machine, repack && !reads) {
-            (Machine::Split(split), _) => split.bytes(),
-            (_, true) => file.resident_len(&self.read, !self.compact)?,
+        let weight_bytes = match device.as_ref().and_then(|device| device.weight_bytes()) {
+            Some(bytes) => bytes,
+            None if repack && !reads => file.resident_len(&self.read, !self.compact)?,
             // The window is a part of the memory of each chat.
-            (_, false) => parts.iter().map(|part| part.bytes().len()).sum(),
+            None => parts.iter().map(|part| part.bytes().len()).sum(),
         };
         let name = gguf.metadata().str("general.name").ok().flatten().unwrap_or_default();
         let name = name.chars().filter(|c| is_printable(*c)).take(60).collect();
+        let plans_repacked = (repack && !reads).then_some(self.compact);
+        let cpu = CpuModel { weights, pool: Arc::new(pool), plans_repacked };
         Ok(Model(Arc::new(Inner {
             name,
             weight_bytes,
@@ -351,17 +354,15 @@ impl Builder {
             tokenizer,
             file: file.clone(),
             read: self.read,
-            weights,
+            device: device.unwrap_or_else(|| Box::new(cpu.clone())),
+            cpu,
             cache_writer,
             template,
             pooling,
             options,
-            plans_repacked: (repack && !reads).then_some(self.compact),
             kv: self.kv,
             attention: self.attention,
             positions: self.positions(),
-            pool: Arc::new(pool),
-            machine,
             fallback,
             vocabulary: OnceLock::new(),
             load_time: start.elapsed(),
@@ -370,7 +371,7 @@ impl Builder {
     }
 
     /// A model split among devices other than the CPU.
-    fn split_on_gpus(&self, file: &ModelFile, config: &ModelConfig, split: Split) -> Result<Machine> {
+    fn split_on_gpus(&self, file: &ModelFile, config: &ModelConfig, split: Split) -> Loaded {
         let refused = |expected: &str| {
             Err(Error::Option { name: "split", found: split.to_string(), expected: expected.into() })
         };
@@ -392,14 +393,15 @@ impl Builder {
         split: Split,
         options: &CpuOptions,
         threads: usize,
-    ) -> Result<SplitWeights> {
+    ) -> Loaded {
         #[cfg(feature = "mpi")]
         if let Some(world) = &self.world {
-            return world.load(&self.description(file), || {
+            let weights = world.load(&self.description(file), || {
                 SplitWeights::load_first(file, &self.read, config, split, options, threads, world)
             });
+            return Ok(Box::new(weights?));
         }
-        SplitWeights::load(file, &self.read, config, split, options, threads)
+        Ok(Box::new(SplitWeights::load(file, &self.read, config, split, options, threads)?))
     }
 
     /// Refuses a split among another number of ranks than there are processes.
@@ -533,36 +535,37 @@ impl Builder {
         }
     }
 
-    fn machine(&self, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
+    /// The model on the device that the options name; `None` on the CPU.
+    fn other_device(&self, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Option<Box<dyn DeviceModel>>> {
         match &self.device {
             // Without the weights there is nothing to choose by.
-            DeviceName::Auto | DeviceName::Cpu => Ok(Machine::Cpu),
-            DeviceName::Metal => metal(gguf, config),
-            DeviceName::Cuda(number) => on_cuda(*number, self.on_compile, gguf, config),
+            DeviceName::Auto | DeviceName::Cpu => Ok(None),
+            DeviceName::Metal => metal(gguf, config).map(Some),
+            DeviceName::Cuda(number) => on_cuda(*number, self.on_compile, gguf, config).map(Some),
             DeviceName::Gpu(name) => {
-                on_gpu(Some(name.as_str()).filter(|name| !name.is_empty()), gguf, config)
+                on_gpu(Some(name.as_str()).filter(|name| !name.is_empty()), gguf, config).map(Some)
             }
         }
     }
 }
 
 #[cfg(feature = "gpu")]
-fn on_gpu(name: Option<&str>, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
-    GpuWeights::load(name, gguf, config).map(Machine::Gpu)
+fn on_gpu(name: Option<&str>, gguf: &Gguf<'_>, config: ModelConfig) -> Loaded {
+    Ok(Box::new(crate::gpu::GpuWeights::load(name, gguf, config)?))
 }
 
 #[cfg(not(feature = "gpu"))]
-fn on_gpu(_: Option<&str>, _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
+fn on_gpu(_: Option<&str>, _: &Gguf<'_>, _: ModelConfig) -> Loaded {
     Err(Error::NoGpuSupport)
 }
 
 #[cfg(feature = "cuda")]
-fn on_cuda(number: usize, compiling: fn(), gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
-    CudaWeights::load(number, compiling, gguf, config).map(Machine::Cuda)
+fn on_cuda(number: usize, compiling: fn(), gguf: &Gguf<'_>, config: ModelConfig) -> Loaded {
+    Ok(Box::new(crate::cuda::CudaWeights::load(number, compiling, gguf, config)?))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_cuda(_: usize, _: fn(), _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
+fn on_cuda(_: usize, _: fn(), _: &Gguf<'_>, _: ModelConfig) -> Loaded {
     Err(Error::NoCudaSupport)
 }
 
@@ -573,22 +576,22 @@ fn on_several_cuda(
     config: &ModelConfig,
     split: Split,
     compiling: fn(),
-) -> Result<Machine> {
-    crate::split::CudaSplit::load(file, read, config, split, compiling).map(Machine::SplitCuda)
+) -> Loaded {
+    Ok(Box::new(crate::split::CudaSplit::load(file, read, config, split, compiling)?))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_several_cuda(_: &ModelFile, _: &ReadOptions, _: &ModelConfig, _: Split, _: fn()) -> Result<Machine> {
+fn on_several_cuda(_: &ModelFile, _: &ReadOptions, _: &ModelConfig, _: Split, _: fn()) -> Loaded {
     Err(Error::NoCudaSupport)
 }
 
 #[cfg(all(feature = "metal", target_os = "macos"))]
-fn metal(gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
-    crate::metal::MetalWeights::load(gguf, config).map(Machine::Metal)
+fn metal(gguf: &Gguf<'_>, config: ModelConfig) -> Loaded {
+    Ok(Box::new(crate::metal::MetalWeights::load(gguf, config)?))
 }
 
 #[cfg(not(all(feature = "metal", target_os = "macos")))]
-fn metal(_: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
+fn metal(_: &Gguf<'_>, _: ModelConfig) -> Loaded {
     Err(Error::NoMetalSupport)
 }
 

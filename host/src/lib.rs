@@ -40,8 +40,10 @@ mod builder;
 pub mod chat;
 #[cfg(feature = "convert")]
 pub mod convert;
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod device_model;
 pub mod devices;
 pub mod error;
 pub mod file;

@@ -1,19 +1,12 @@
 //! A loaded model and its operations.
 
-use crate::any_device::AnyDevice;
-#[cfg(feature = "cuda")]
-use crate::cuda::CudaWeights;
+use crate::cpu::CpuModel;
+use crate::device_model::DeviceModel;
 use crate::devices::Fallback;
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
-#[cfg(feature = "gpu")]
-use crate::gpu::GpuWeights;
-use crate::memory;
-use crate::sequence::{OnDevice, Sequence};
+use crate::sequence::Sequence;
 use crate::shard::ShardBytes;
-#[cfg(feature = "cuda")]
-use crate::split::CudaSplit;
-use crate::split::SplitWeights;
 use crate::threads::ThreadPool;
 use crate::weight_cache::CacheWriter;
 use shohin_core::chat::{ChatMessage, ChatModel, Encoded, Template, TurnOptions};
@@ -23,7 +16,7 @@ use shohin_core::gguf::ReadOptions;
 use shohin_core::model::{CapabilityProfile, Embedding, ModelVariant, Pooling, Split};
 use shohin_core::tokenizer::{Decoder, Special};
 use shohin_core::{
-    Activations, AttentionPattern, Cpu, CpuOptions, Format, Gguf, KvFormat, MemoryPlan, ModelConfig, Pool,
+    Activations, AttentionPattern, CpuOptions, Format, Gguf, KvFormat, MemoryPlan, ModelConfig, Pool,
     SessionOptions, Tokenizer,
 };
 use std::sync::{Arc, OnceLock};
@@ -37,29 +30,15 @@ const LOGIT_ROWS: usize = 8;
 #[derive(Clone, Debug)]
 pub struct Model(pub(crate) Arc<Inner>);
 
-/// The device with the weights.
-#[derive(Clone, Debug)]
-pub(crate) enum Machine {
-    Cpu,
-    /// Several ranks on the CPU.
-    Split(SplitWeights),
-    #[cfg(feature = "gpu")]
-    Gpu(GpuWeights),
-    #[cfg(all(feature = "metal", target_os = "macos"))]
-    Metal(crate::metal::MetalWeights),
-    #[cfg(feature = "cuda")]
-    Cuda(CudaWeights),
-    /// Several ranks on NVIDIA GPUs.
-    #[cfg(feature = "cuda")]
-    SplitCuda(CudaSplit),
-}
-
 pub(crate) struct Inner {
     /// From the metadata; may be empty.
     pub(crate) name: String,
     pub(crate) file: ModelFile,
     pub(crate) read: ReadOptions,
-    pub(crate) weights: Arc<CpuWeights<ShardBytes>>,
+    /// The whole model on the CPU.
+    pub(crate) cpu: CpuModel,
+    /// The model where it runs.
+    pub(crate) device: Box<dyn DeviceModel>,
     /// Writes the weights to the cache.
     pub(crate) cache_writer: Option<CacheWriter>,
     pub(crate) tokenizer: Tokenizer<'static>,
@@ -71,9 +50,7 @@ pub(crate) struct Inner {
     pub(crate) attention: AttentionPattern,
     /// The options that replace the positions of the file; empty without any.
     pub(crate) positions: String,
-    pub(crate) pool: Arc<ThreadPool>,
-    pub(crate) machine: Machine,
-    /// Why it is not another one.
+    /// Why it does not run on another device.
     pub(crate) fallback: Option<Fallback>,
     /// The vocabulary for constraints, built on first use.
     pub(crate) vocabulary: OnceLock<Arc<Vocabulary>>,
@@ -81,8 +58,6 @@ pub(crate) struct Inner {
     pub(crate) format: Option<Format>,
     /// Bytes of the weights while the model runs.
     pub(crate) weight_bytes: usize,
-    /// If memory is planned for repacked weights, though these are not: whether base-3 weights would be kept compact.
-    pub(crate) plans_repacked: Option<bool>,
     pub(crate) load_time: Duration,
     /// A hash of the file, computed on first use.
     pub(crate) fingerprint: OnceLock<[u8; 32]>,
@@ -229,7 +204,7 @@ impl Model {
     /// # Errors
     /// If there is no memory for it.
     pub fn sequence(&self, context: usize) -> Result<Box<dyn Sequence>> {
-        self.open(context, LOGIT_ROWS, memory::session)
+        self.open(context, LOGIT_ROWS)
     }
 
     /// As [`Model::sequence`], for measurements with [`Sequence::set_len`]: all of the cache's memory is
@@ -238,79 +213,23 @@ impl Model {
     /// # Errors
     /// As [`Model::sequence`].
     pub fn filled_sequence(&self, context: usize) -> Result<Box<dyn Sequence>> {
-        self.open(context, 1, |device, options| {
-            let bytes = device.memory_plan(options)?.session;
-            let need = shohin_core::Error::Memory { need: bytes as u64, have: 0 };
-            let mut memory = memory::large_pages(bytes).map_err(|_| need)?;
-            memory.fill(0x2e);
-            device.session_in(options, memory)
-        })
+        let options = CpuOptions { context, logit_rows: 1, ..self.0.options };
+        self.0.device.filled_sequence(&options, &self.session_options(context))
     }
 
     /// A sequence for generation, without room for the logits of several rows.
     pub(crate) fn generating_sequence(&self) -> Result<Box<dyn Sequence>> {
-        self.open(self.0.options.context, 1, memory::session)
+        self.open(self.0.options.context, 1)
     }
 
     /// The same, for the logits of several rows at once.
     pub(crate) fn checking_sequence(&self, rows: usize) -> Result<Box<dyn Sequence>> {
-        self.open(self.0.options.context, rows, memory::session)
+        self.open(self.0.options.context, rows)
     }
 
-    fn open(
-        &self,
-        context: usize,
-        logit_rows: usize,
-        session: impl FnOnce(
-            &mut Cpu<'static, ShardBytes>,
-            &SessionOptions,
-        ) -> shohin_core::Result<shohin_core::Session<Cpu<'static, ShardBytes>>>,
-    ) -> Result<Box<dyn Sequence>> {
-        let options = self.session_options(context);
-        match &self.0.machine {
-            Machine::Cpu => {
-                let cpu = CpuOptions { context, logit_rows, ..self.0.options };
-                let pool = Arc::clone(&self.0.pool);
-                let mut device = Cpu::with_weights(Arc::clone(&self.0.weights), &cpu, pool)?;
-                let session = session(&mut device, &options)?;
-                Ok(Box::new(OnDevice::new(device, session, false)))
-            }
-            Machine::Split(split) => {
-                let cpu = CpuOptions { context, logit_rows, ..self.0.options };
-                split.sequence(self.config(), &cpu, &options)
-            }
-            #[cfg(feature = "gpu")]
-            Machine::Gpu(gpu) => gpu.sequence(&options, self.0.options.activations),
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            Machine::Metal(metal) => metal.sequence(&options, self.0.options.activations),
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(gpu) => gpu.sequence(&options, self.0.options.activations),
-            #[cfg(feature = "cuda")]
-            Machine::SplitCuda(gpus) => gpus.sequence(&options, self.0.options.activations),
-        }
-    }
-
-    /// A device with these options; those of the CPU alone mean nothing to others.
-    pub(crate) fn device(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
-        let CpuOptions { context, activations, batch, .. } = *options;
-        Ok(match &self.0.machine {
-            Machine::Cpu => self.cpu_device(options)?,
-            Machine::Split(split) => Box::new(split.device(self.config(), options)?),
-            #[cfg(feature = "gpu")]
-            Machine::Gpu(gpu) => Box::new(gpu.device(context, activations, batch)?),
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            Machine::Metal(metal) => Box::new(metal.device(context, activations, batch)?),
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(gpu) => Box::new(gpu.device(context, activations, batch)?),
-            #[cfg(feature = "cuda")]
-            Machine::SplitCuda(gpus) => Box::new(gpus.device(context, activations, batch)?),
-        })
-    }
-
-    /// The whole model on the CPU.
-    pub(crate) fn cpu_device(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
-        let pool = Arc::clone(&self.0.pool);
-        Ok(Box::new(Cpu::with_weights(Arc::clone(&self.0.weights), options, pool)?))
+    fn open(&self, context: usize, logit_rows: usize) -> Result<Box<dyn Sequence>> {
+        let options = CpuOptions { context, logit_rows, ..self.0.options };
+        self.0.device.sequence(&options, &self.session_options(context))
     }
 
     /// The name in the file's metadata, or else that of the matching published model.
@@ -324,12 +243,12 @@ impl Model {
 
     /// The published model it matches.
     pub fn variant(&self) -> ModelVariant {
-        self.0.weights.model().variant()
+        self.0.cpu.weights.model().variant()
     }
 
     /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
-        self.0.weights.model().config()
+        self.0.cpu.weights.model().config()
     }
 
     /// The tokenizer.
@@ -361,12 +280,12 @@ impl Model {
 
     /// The weights on the CPU, in the layout of the kernels (on a GPU: in that of the file).
     pub fn weights(&self) -> &CpuWeights<ShardBytes> {
-        &self.0.weights
+        &self.0.cpu.weights
     }
 
     /// Whether the weights are those of the [`WeightCache`](crate::WeightCache).
     pub fn is_cached(&self) -> bool {
-        self.0.weights.model().weights().parts().iter().all(ShardBytes::is_cached)
+        self.0.cpu.weights.model().weights().parts().iter().all(ShardBytes::is_cached)
     }
 
     /// Waits until the weights are in the [`WeightCache`](crate::WeightCache), if they are being written there.
@@ -421,27 +340,17 @@ impl Model {
 
     /// The thread pool.
     pub fn pool(&self) -> &ThreadPool {
-        &self.0.pool
+        &self.0.cpu.pool
     }
 
     /// Number of threads.
     pub fn threads(&self) -> usize {
-        self.0.pool.workers()
+        self.0.cpu.pool.workers()
     }
 
     /// Name of the GPU it runs on, or names of several, if any.
     pub fn gpu(&self) -> Option<&str> {
-        match &self.0.machine {
-            Machine::Cpu | Machine::Split(_) => None,
-            #[cfg(feature = "gpu")]
-            Machine::Gpu(gpu) => Some(gpu.name()),
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            Machine::Metal(metal) => Some(metal.name()),
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(gpu) => Some(gpu.name()),
-            #[cfg(feature = "cuda")]
-            Machine::SplitCuda(gpus) => Some(gpus.name()),
-        }
+        self.0.device.gpu()
     }
 
     /// Why it runs on the CPU, if the device was chosen automatically and is the CPU.
@@ -451,32 +360,12 @@ impl Model {
 
     /// How the model is split among ranks, if it is.
     pub fn split(&self) -> Option<Split> {
-        match &self.0.machine {
-            Machine::Split(split) => Some(split.split()),
-            #[cfg(feature = "cuda")]
-            Machine::SplitCuda(gpus) => Some(gpus.split()),
-            Machine::Cpu => None,
-            #[cfg(feature = "gpu")]
-            Machine::Gpu(_) => None,
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(_) => None,
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            Machine::Metal(_) => None,
-        }
+        self.0.device.split()
     }
 
     /// Whether the model is split among several processes.
     pub fn is_distributed(&self) -> bool {
-        match &self.0.machine {
-            Machine::Split(split) => split.is_distributed(),
-            Machine::Cpu => false,
-            #[cfg(feature = "gpu")]
-            Machine::Gpu(_) => false,
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(_) | Machine::SplitCuda(_) => false,
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            Machine::Metal(_) => false,
-        }
+        self.0.device.is_distributed()
     }
 
     /// Duration of loading.
@@ -494,12 +383,7 @@ impl Model {
     /// # Errors
     /// For a context of 0, or one that exceeds the address space.
     pub fn memory_plan(&self, context: usize) -> Result<MemoryPlan> {
-        let options = CpuOptions { context, ..self.0.options };
-        let (weights, session) = (&self.0.weights, self.session_options(context));
-        Ok(match self.0.plans_repacked {
-            Some(compact) => weights.repacked_memory_plan(&options, &session, compact)?,
-            None => weights.memory_plan(&options, &session)?,
-        })
+        self.0.cpu.memory_plan(&CpuOptions { context, ..self.0.options }, &self.session_options(context))
     }
 
     /// Bytes of a sequence of `context` tokens on the model's device.
@@ -507,25 +391,8 @@ impl Model {
     /// # Errors
     /// As [`Model::memory_plan`].
     pub fn sequence_bytes(&self, context: usize) -> Result<u64> {
-        match &self.0.machine {
-            Machine::Cpu => Ok(self.memory_plan(context)?.total as u64),
-            Machine::Split(split) => {
-                let options = CpuOptions { context, ..self.0.options };
-                split.session_bytes(&options, &self.session_options(context))
-            }
-            #[cfg(feature = "gpu")]
-            Machine::Gpu(gpu) => {
-                gpu.session_bytes(&self.session_options(context), self.0.options.activations)
-            }
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            Machine::Metal(metal) => {
-                metal.session_bytes(&self.session_options(context), self.0.options.activations)
-            }
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(gpu) => Ok(gpu.session_bytes(&self.session_options(context))),
-            #[cfg(feature = "cuda")]
-            Machine::SplitCuda(gpus) => Ok(gpus.session_bytes(&self.session_options(context))),
-        }
+        let options = CpuOptions { context, ..self.0.options };
+        self.0.device.sequence_bytes(&options, &self.session_options(context))
     }
 
     /// Calls `work` with the parts of the model that conversations need.

@@ -2,7 +2,7 @@
 
 use crate::any_device::AnyScheduler;
 use crate::error::{Error, Result};
-use crate::model::{Machine, Model};
+use crate::model::Model;
 use crate::split::lost;
 use shohin_core::CpuOptions;
 use shohin_core::chat::{Encoded, Event, Finish, Prompt, ReplyId, SchedulerOptions, TurnOptions, Usage};
@@ -27,7 +27,7 @@ use shohin_core::chat::{Encoded, Event, Finish, Prompt, ReplyId, SchedulerOption
 #[derive(Debug)]
 pub struct Scheduler {
     model: Model,
-    /// Those of its device.
+    /// Options of its device.
     options: CpuOptions,
     scheduler: Box<dyn AnyScheduler>,
 }
@@ -44,15 +44,7 @@ impl Model {
     /// The tokens of prompts that a scheduler of `replies` replies should compute per step: 64, or with CUDA as many as make
     /// 512 rows with one of each reply.
     pub fn prompt_tokens(&self, replies: usize) -> usize {
-        let rows = match &self.0.machine {
-            Machine::Cpu | Machine::Split(_) => 0,
-            #[cfg(feature = "gpu")]
-            Machine::Gpu(_) => 0,
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            Machine::Metal(_) => 0,
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(_) | Machine::SplitCuda(_) => shohin_cuda::BATCH,
-        };
+        let rows = self.0.device.fast_batch().unwrap_or(0);
         prompt_tokens(rows, replies, self.context())
     }
 
@@ -67,7 +59,7 @@ impl Model {
         let options = SchedulerOptions { replies, prompt_tokens, session, cache_bytes: None, sparse };
         let batch = replies.saturating_add(prompt_tokens);
         let device = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
-        let scheduler = self.device(&device)?.scheduler(options)?;
+        let scheduler = self.0.device.open(&device)?.scheduler(options)?;
         Ok(Scheduler { model: self.clone(), options: device, scheduler })
     }
 }
@@ -140,9 +132,8 @@ impl Scheduler {
 
     /// Goes on over a new group if a rank of the last one was lost.
     fn renewed<T>(&mut self, done: Result<T>) -> Result<T> {
-        if let Machine::Split(_) = &self.model.0.machine
-            && matches!(done, Err(Error::Engine(error)) if error == lost())
-            && let Ok(device) = self.model.device(&self.options)
+        if matches!(done, Err(Error::Engine(error)) if error == lost())
+            && let Some(device) = self.model.0.device.reopen(&self.options)
         {
             self.scheduler.renew(device);
         }
@@ -198,7 +189,7 @@ mod tests {
         let mut last = first;
         // The loss is noticed by a step, by another reply that begins, and by one when no other is in progress.
         for (in_progress, begins) in [(true, false), (true, true), (false, true)] {
-            let device = model.device(&scheduler.options).unwrap();
+            let device = model.0.device.open(&scheduler.options).unwrap();
             let split = (&*device as &dyn Any).downcast_ref::<SplitDevice<CpuRank>>().unwrap();
             let group = Arc::downgrade(split.group.as_ref().unwrap());
             scheduler.scheduler.renew(device);

@@ -3,7 +3,7 @@
 use crate::chat::Chat;
 use crate::error::{Error, Result};
 use crate::file::{self, ModelFile};
-use crate::model::{Machine, Model};
+use crate::model::Model;
 use sha2::{Digest, Sha256};
 use shohin_core::KvFormat;
 use shohin_core::cache::{KvShape, blocks_to_rows, rows_to_blocks};
@@ -41,7 +41,7 @@ type Relayout = fn(KvFormat, KvShape, &[u8]) -> shohin_core::Result<Vec<u8>>;
 impl Model {
     /// The model and the settings under which keys and values are valid.
     fn origin(&self) -> Origin {
-        let (fingerprint, layout) = (self.fingerprint(), self.layout());
+        let (fingerprint, layout) = (self.fingerprint(), self.0.device.layout());
         Origin::new(fingerprint, layout, &self.session_options(self.context()), self.activations())
     }
 
@@ -57,19 +57,6 @@ impl Model {
         })
     }
 
-    /// How its device orders keys and values.
-    fn layout(&self) -> Layout {
-        match &self.0.machine {
-            Machine::Cpu | Machine::Split(_) => Layout::Cpu,
-            #[cfg(feature = "gpu")]
-            Machine::Gpu(_) => Layout::Gpu,
-            #[cfg(all(feature = "metal", target_os = "macos"))]
-            Machine::Metal(_) => Layout::Gpu,
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(_) | Machine::SplitCuda(_) => Layout::Gpu,
-        }
-    }
-
     /// Reads a snapshot, and what its keys and values are on this device if another kind of device ordered them.
     fn read<'b>(&self, bytes: &'b [u8]) -> shohin_core::Result<(Snapshot<'b>, Option<Vec<u8>>)> {
         let origin = self.origin();
@@ -77,7 +64,7 @@ impl Model {
             Err(foreign @ shohin_core::Error::SnapshotForeign { .. }) => foreign,
             found => return Ok((found?, None)),
         };
-        let (other, convert): (_, Relayout) = match self.layout() {
+        let (other, convert): (_, Relayout) = match self.0.device.layout() {
             Layout::Cpu => (Layout::Gpu, rows_to_blocks),
             Layout::Gpu => (Layout::Cpu, blocks_to_rows),
         };

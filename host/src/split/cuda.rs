@@ -1,21 +1,19 @@
 //! Ranks on several NVIDIA GPUs of this machine: a thread for each, whose exchanges NCCL carries from GPU to GPU.
 
 use super::numa::Cores;
-use super::{RankDevice, SplitDevice, lead};
+use super::{RankDevice, lead};
+use crate::any_device::AnyDevice;
+use crate::cuda::{scratch_options, session_bytes};
+use crate::device_model::DeviceModel;
 use crate::error::Result;
 use crate::file::ModelFile;
-use crate::sequence::{OnDevice, Sequence};
-use shohin_core::device::ScratchOptions;
 use shohin_core::gguf::ReadOptions;
 use shohin_core::model::{ModelConfig, Program, Split};
-use shohin_core::{Activations, Session, SessionOptions};
+use shohin_core::{CpuOptions, SessionOptions};
 use shohin_cuda::{BATCH, Communicator, Cuda, CudaDevice, CudaModel, Driver, Nccl};
 use std::sync::{Arc, Mutex};
 
-/// A rank on a GPU.
-pub(crate) type CudaRank = CudaDevice<Cuda>;
-
-impl RankDevice for CudaRank {
+impl RankDevice for CudaDevice<Cuda> {
     fn leave_group(&mut self) {
         CudaDevice::leave_group(self);
     }
@@ -26,7 +24,7 @@ impl RankDevice for CudaRank {
 }
 
 /// The weights of the ranks: rank `i` is on GPU `i`.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct CudaSplit {
     split: Split,
     /// Dropped before the models: they need the GPUs for that.
@@ -66,45 +64,34 @@ impl CudaSplit {
         let program = Arc::new(config.program());
         Ok(CudaSplit { split, communicators, models, program, name, turn: Arc::default() })
     }
+}
 
-    /// How the model is split.
-    pub(crate) fn split(&self) -> Split {
-        self.split
-    }
-
-    /// The names of the GPUs.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Bytes of the keys and values of a sequence, on all GPUs.
-    pub(crate) fn session_bytes(&self, session: &SessionOptions) -> u64 {
-        self.models.iter().map(|model| crate::cuda::session_bytes(model, session)).sum()
-    }
-
-    /// Devices for several sequences, which compute `batch` rows together.
-    pub(crate) fn device(
-        &self,
-        context: usize,
-        activations: Activations,
-        batch: usize,
-    ) -> Result<SplitDevice<CudaRank>> {
-        let options = ScratchOptions { context, activations, batch, ..ScratchOptions::default() };
+/// A lost GPU or a failed exchange ends a sequence: CUDA does not go on after most errors.
+impl DeviceModel for CudaSplit {
+    fn open(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
+        let options = scratch_options(options);
         let cores = self.models.iter().map(|_| Cores::default());
-        lead(self.split, &self.program, Some(&self.turn), cores, |rank, group| {
+        let device = lead(self.split, &self.program, Some(&self.turn), cores, |rank, group| {
             let communicator = Arc::clone(&self.communicators[rank]);
             Ok(CudaDevice::new(&self.models[rank], &options)?.in_group(communicator, group)?)
-        })
+        });
+        Ok(Box::new(device?))
     }
 
-    /// An empty sequence. A lost GPU or a failed exchange ends it: CUDA does not go on after most errors.
-    pub(crate) fn sequence(
-        &self,
-        session: &SessionOptions,
-        activations: Activations,
-    ) -> Result<Box<dyn Sequence>> {
-        let mut device = self.device(session.context, activations, BATCH)?;
-        let session = Session::new(&mut device, session)?;
-        Ok(Box::new(OnDevice::new(device, session, true)))
+    /// On all GPUs.
+    fn sequence_bytes(&self, _: &CpuOptions, session: &SessionOptions) -> Result<u64> {
+        Ok(self.models.iter().map(|model| session_bytes(model, session)).sum())
+    }
+
+    fn gpu(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn split(&self) -> Option<Split> {
+        Some(self.split)
+    }
+
+    fn fast_batch(&self) -> Option<usize> {
+        Some(BATCH)
     }
 }

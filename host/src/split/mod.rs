@@ -25,6 +25,8 @@ pub use mpi_group::Mpi;
 #[cfg(feature = "mpi")]
 pub(crate) use mpi_group::World;
 
+use crate::any_device::{AnyDevice, Search};
+use crate::device_model::DeviceModel;
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
 use crate::sequence::{OnDevice, Sequence};
@@ -33,12 +35,14 @@ use crate::threads::ThreadPool;
 use device::Follower;
 use numa::Cores;
 use recovering::Recovering;
+use shohin_core::beam::Beam;
+use shohin_core::chat::snapshot::Layout;
 use shohin_core::collective::Collective;
 use shohin_core::cpu::repack::repacks;
 use shohin_core::cpu::{Cpu, CpuWeights};
 use shohin_core::device::BlockingDevice;
 use shohin_core::gguf::ReadOptions;
-use shohin_core::model::{ModelConfig, Program, Split};
+use shohin_core::model::{ModelBytes, ModelConfig, Program, Split};
 use shohin_core::{Activations, CpuOptions, Device, Session, SessionOptions};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
@@ -141,6 +145,8 @@ impl RankWeights {
 #[derive(Clone, Debug)]
 pub(crate) struct SplitWeights {
     split: Split,
+    /// The whole model's.
+    config: ModelConfig,
     ranks: Vec<RankWeights>,
     #[cfg(feature = "mpi")]
     world: Option<Arc<World>>,
@@ -179,6 +185,7 @@ impl SplitWeights {
             |(rank, cores)| RankWeights::load(file, read, config, (split, rank), options, count, cores);
         Ok(SplitWeights {
             split,
+            config: config.clone(),
             ranks: cores.into_iter().enumerate().map(load).collect::<Result<_>>()?,
             #[cfg(feature = "mpi")]
             world: None,
@@ -197,42 +204,16 @@ impl SplitWeights {
         world: &Arc<World>,
     ) -> Result<SplitWeights> {
         let first = RankWeights::load(file, read, config, (split, 0), options, threads, Cores::default())?;
-        Ok(SplitWeights { split, ranks: vec![first], world: Some(Arc::clone(world)) })
-    }
-
-    /// How the model is split.
-    pub(crate) fn split(&self) -> Split {
-        self.split
-    }
-
-    /// Whether the other ranks are other processes.
-    pub(crate) fn is_distributed(&self) -> bool {
-        #[cfg(feature = "mpi")]
-        return self.world.is_some();
-        #[cfg(not(feature = "mpi"))]
-        false
-    }
-
-    /// Bytes that this process holds in memory; other weights are read in the file.
-    pub(crate) fn bytes(&self) -> usize {
-        use shohin_core::model::ModelBytes;
-        let parts = self.ranks.iter().flat_map(|rank| rank.weights.model().weights().parts());
-        parts.filter(|part| part.is_copy()).map(|part| part.bytes().len()).sum()
-    }
-
-    /// Bytes of a sequence and its devices on all ranks in this process.
-    pub(crate) fn session_bytes(&self, options: &CpuOptions, session: &SessionOptions) -> Result<u64> {
-        let bytes =
-            self.ranks.iter().map(|rank| Ok(rank.weights.memory_plan(options, session)?.total as u64));
-        bytes.sum()
+        let (config, world) = (config.clone(), Some(Arc::clone(world)));
+        Ok(SplitWeights { split, config, ranks: vec![first], world })
     }
 
     /// Devices of all ranks: those after the first run on threads of their own, or in other processes.
-    pub(crate) fn device(&self, config: &ModelConfig, options: &CpuOptions) -> Result<SplitDevice<CpuRank>> {
-        let program = config.program();
+    fn device(&self, options: &CpuOptions) -> Result<SplitDevice<CpuRank>> {
+        let program = self.config.program();
         #[cfg(feature = "mpi")]
         if let (Some(world), Some(first)) = (&self.world, self.ranks.first()) {
-            let (device, group) = world.open(first, config, options)?;
+            let (device, group) = world.open(first, &self.config, options)?;
             return Ok(SplitDevice::new(device, group, Vec::new(), self.split, &program, Cores::default()));
         }
         let cores = self.ranks.iter().map(|rank| rank.cores.clone());
@@ -240,17 +221,45 @@ impl SplitWeights {
             Ok(self.ranks[rank].device(options)?.in_group(group))
         })
     }
+}
 
-    /// An empty sequence.
-    pub(crate) fn sequence(
-        &self,
-        config: &ModelConfig,
-        options: &CpuOptions,
-        session: &SessionOptions,
-    ) -> Result<Box<dyn Sequence>> {
-        let (weights, config, options, session) = (self.clone(), config.clone(), *options, *session);
+impl DeviceModel for SplitWeights {
+    fn open(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
+        Ok(Box::new(self.device(options)?))
+    }
+
+    /// On all ranks in this process.
+    fn sequence_bytes(&self, options: &CpuOptions, session: &SessionOptions) -> Result<u64> {
+        let bytes =
+            self.ranks.iter().map(|rank| Ok(rank.weights.memory_plan(options, session)?.total as u64));
+        bytes.sum()
+    }
+
+    fn split(&self) -> Option<Split> {
+        Some(self.split)
+    }
+
+    fn is_distributed(&self) -> bool {
+        #[cfg(feature = "mpi")]
+        return self.world.is_some();
+        #[cfg(not(feature = "mpi"))]
+        false
+    }
+
+    /// Those that this process holds; others are read in the file.
+    fn weight_bytes(&self) -> Option<usize> {
+        let parts = self.ranks.iter().flat_map(|rank| rank.weights.model().weights().parts());
+        Some(parts.filter(|part| part.is_copy()).map(|part| part.bytes().len()).sum())
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::Cpu
+    }
+
+    fn sequence(&self, options: &CpuOptions, session: &SessionOptions) -> Result<Box<dyn Sequence>> {
+        let (weights, options, session) = (self.clone(), *options, *session);
         let open = move || {
-            let mut device = weights.device(&config, &options)?;
+            let mut device = weights.device(&options)?;
             let session = Session::new(&mut device, &session)?;
             Ok(OnDevice::new(device, session, false))
         };
@@ -259,6 +268,27 @@ impl SplitWeights {
             true => Ok(Box::new(open()?)),
             false => Ok(Box::new(Recovering::new(open)?)),
         }
+    }
+
+    /// On the whole, as the ranks have parts of the weights.
+    fn beam_search(
+        &self,
+        options: &CpuOptions,
+        search: Search<'_>,
+        whole: &dyn DeviceModel,
+    ) -> Result<Vec<Beam>> {
+        if self.is_distributed() {
+            return Err(Error::Option {
+                name: "beams",
+                found: search.options.beams.to_string(),
+                expected: "none over MPI: beam search runs on one device".into(),
+            });
+        }
+        whole.beam_search(options, search, whole)
+    }
+
+    fn reopen(&self, options: &CpuOptions) -> Option<Box<dyn AnyDevice>> {
+        self.open(options).ok()
     }
 }
 

@@ -223,7 +223,7 @@ mod tests {
             }
             assert_eq!(*seen.lock().unwrap(), Some(*node));
         }
-        let mut device = weights.device(model.config(), &options).unwrap();
+        let mut device = weights.device(&options).unwrap();
         let mut session = Session::new(&mut device, &model.session_options(64)).unwrap();
         let (mut on, mut logits) = (None, Vec::new());
         let mut sink = |_, row: &[f32]| {

@@ -175,13 +175,12 @@ mod tests {
 
     /// An empty sequence of `model`, split.
     fn sequence(model: &Model, way: &str, fault: &Fault) -> Recovering {
-        let (fault, config, session) =
-            (fault.clone(), model.config().clone(), model.session_options(CONTEXT));
+        let (fault, config, session) = (fault.clone(), model.config(), model.session_options(CONTEXT));
         let options = CpuOptions { context: CONTEXT, logit_rows: 4, ..CpuOptions::default() };
         let (file, read, split) = (ModelFile::built_in(), Default::default(), way.parse().unwrap());
-        let weights = SplitWeights::load(&file, &read, &config, split, &options, 2).unwrap();
+        let weights = SplitWeights::load(&file, &read, config, split, &options, 2).unwrap();
         let open = move || {
-            let mut device = weights.device(&config, &options)?;
+            let mut device = weights.device(&options)?;
             fault.0.lock().unwrap().push(Arc::downgrade(device.group.as_ref().unwrap()));
             let session = Session::new(&mut device, &session)?;
             Ok(OnDevice::new(device, session, false))
