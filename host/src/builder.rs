@@ -1,12 +1,18 @@
 //! Loading a model.
 
 use crate::cpu::CpuModel;
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaWeights;
 use crate::device_model::DeviceModel;
 use crate::devices::{DeviceName, Fallback};
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
+#[cfg(feature = "gpu")]
+use crate::gpu::GpuWeights;
 use crate::model::{Inner, Model};
 use crate::shard::ShardBytes;
+#[cfg(feature = "cuda")]
+use crate::split::CudaSplit;
 use crate::split::SplitWeights;
 #[cfg(feature = "mpi")]
 use crate::split::{Mpi, World};
@@ -28,9 +34,6 @@ use std::time::Instant;
 
 /// Most threads of a pool.
 const MAX_THREADS: usize = 1024;
-
-/// A model on a device, or why it cannot run there.
-type Loaded = Result<Box<dyn DeviceModel>>;
 
 /// Options for loading a model; see [`Model::builder`]. Unset ones have the fastest value.
 #[derive(Clone, Debug)]
@@ -371,7 +374,14 @@ impl Builder {
     }
 
     /// A model split among devices other than the CPU.
-    fn split_on_gpus(&self, file: &ModelFile, config: &ModelConfig, split: Split) -> Loaded {
+    fn split_on_gpus(
+        &self,
+        file: &ModelFile,
+        config: &ModelConfig,
+        split: Split,
+    ) -> Result<Box<dyn DeviceModel>> {
+        // Not used in builds without CUDA.
+        let _ = (file, config);
         let refused = |expected: &str| {
             Err(Error::Option { name: "split", found: split.to_string(), expected: expected.into() })
         };
@@ -380,9 +390,17 @@ impl Builder {
             return refused("a model on the CPU for ranks that are processes, or none");
         }
         match self.device {
-            DeviceName::Cuda(0) => on_several_cuda(file, &self.read, config, split, self.on_compile),
+            #[cfg(feature = "cuda")]
+            DeviceName::Cuda(0) => {
+                let weights = CudaSplit::load(file, &self.read, config, split, self.on_compile)?;
+                Ok(Box::new(weights))
+            }
+            #[cfg(not(feature = "cuda"))]
+            DeviceName::Cuda(0) => Err(Error::NoCudaSupport),
             DeviceName::Cuda(_) => refused("the device cuda, whose rank i is on GPU i, or none"),
-            _ => refused("a model on the CPU or on NVIDIA GPUs (the device cuda), or none"),
+            DeviceName::Auto | DeviceName::Cpu | DeviceName::Gpu(_) | DeviceName::Metal => {
+                refused("a model on the CPU or on NVIDIA GPUs (the device cuda), or none")
+            }
         }
     }
 
@@ -393,7 +411,7 @@ impl Builder {
         split: Split,
         options: &CpuOptions,
         threads: usize,
-    ) -> Loaded {
+    ) -> Result<Box<dyn DeviceModel>> {
         #[cfg(feature = "mpi")]
         if let Some(world) = &self.world {
             let weights = world.load(&self.description(file), || {
@@ -537,62 +555,31 @@ impl Builder {
 
     /// The model on the device that the options name; `None` on the CPU.
     fn other_device(&self, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Option<Box<dyn DeviceModel>>> {
+        // Not used in builds without these devices.
+        let _ = (gguf, &config, self.on_compile);
         match &self.device {
             // Without the weights there is nothing to choose by.
             DeviceName::Auto | DeviceName::Cpu => Ok(None),
-            DeviceName::Metal => metal(gguf, config).map(Some),
-            DeviceName::Cuda(number) => on_cuda(*number, self.on_compile, gguf, config).map(Some),
+            #[cfg(feature = "gpu")]
             DeviceName::Gpu(name) => {
-                on_gpu(Some(name.as_str()).filter(|name| !name.is_empty()), gguf, config).map(Some)
+                let name = Some(name.as_str()).filter(|name| !name.is_empty());
+                Ok(Some(Box::new(GpuWeights::load(name, gguf, config)?)))
             }
+            #[cfg(not(feature = "gpu"))]
+            DeviceName::Gpu(_) => Err(Error::NoGpuSupport),
+            #[cfg(feature = "cuda")]
+            DeviceName::Cuda(number) => {
+                let weights = CudaWeights::load(*number, self.on_compile, gguf, config)?;
+                Ok(Some(Box::new(weights)))
+            }
+            #[cfg(not(feature = "cuda"))]
+            DeviceName::Cuda(_) => Err(Error::NoCudaSupport),
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            DeviceName::Metal => Ok(Some(Box::new(crate::metal::MetalWeights::load(gguf, config)?))),
+            #[cfg(not(all(feature = "metal", target_os = "macos")))]
+            DeviceName::Metal => Err(Error::NoMetalSupport),
         }
     }
-}
-
-#[cfg(feature = "gpu")]
-fn on_gpu(name: Option<&str>, gguf: &Gguf<'_>, config: ModelConfig) -> Loaded {
-    Ok(Box::new(crate::gpu::GpuWeights::load(name, gguf, config)?))
-}
-
-#[cfg(not(feature = "gpu"))]
-fn on_gpu(_: Option<&str>, _: &Gguf<'_>, _: ModelConfig) -> Loaded {
-    Err(Error::NoGpuSupport)
-}
-
-#[cfg(feature = "cuda")]
-fn on_cuda(number: usize, compiling: fn(), gguf: &Gguf<'_>, config: ModelConfig) -> Loaded {
-    Ok(Box::new(crate::cuda::CudaWeights::load(number, compiling, gguf, config)?))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn on_cuda(_: usize, _: fn(), _: &Gguf<'_>, _: ModelConfig) -> Loaded {
-    Err(Error::NoCudaSupport)
-}
-
-#[cfg(feature = "cuda")]
-fn on_several_cuda(
-    file: &ModelFile,
-    read: &ReadOptions,
-    config: &ModelConfig,
-    split: Split,
-    compiling: fn(),
-) -> Loaded {
-    Ok(Box::new(crate::split::CudaSplit::load(file, read, config, split, compiling)?))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn on_several_cuda(_: &ModelFile, _: &ReadOptions, _: &ModelConfig, _: Split, _: fn()) -> Loaded {
-    Err(Error::NoCudaSupport)
-}
-
-#[cfg(all(feature = "metal", target_os = "macos"))]
-fn metal(gguf: &Gguf<'_>, config: ModelConfig) -> Loaded {
-    Ok(Box::new(crate::metal::MetalWeights::load(gguf, config)?))
-}
-
-#[cfg(not(all(feature = "metal", target_os = "macos")))]
-fn metal(_: &Gguf<'_>, _: ModelConfig) -> Loaded {
-    Err(Error::NoMetalSupport)
 }
 
 impl Model {
