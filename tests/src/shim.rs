@@ -3,6 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// A compiler of C++ and how it compiles kernels.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +65,9 @@ impl Compiler<'_> {
         library.push(format!("{:016x}.so", hasher.finish()));
         if !library.exists() {
             // Another test may compile the same at the same time: one of them takes the other's place.
-            let own = library.with_extension(format!("{}.so", std::process::id()));
+            static COMPILED: AtomicU32 = AtomicU32::new(0);
+            let number = COMPILED.fetch_add(1, Relaxed);
+            let own = library.with_extension(format!("{}.{number}.so", std::process::id()));
             let output = own.to_str().expect("a path in UTF-8");
             let shared = [&["-shared", "-fPIC", "-o", output], arguments].concat();
             self.run(&shared, source).unwrap_or_else(|e| panic!("{e}"));
