@@ -8,11 +8,11 @@
 #![forbid(unsafe_code)]
 
 use super::conversation::{Conversation, Finish, Piece, SessionState, Usage};
-use super::kept::{self, Kept};
 use super::message::ChatMessage;
 use super::model::ChatModel;
 use super::options::{Encoded, TurnOptions};
 use super::prefix::PrefixState;
+use super::prefix_cache::{self, PrefixCache};
 use crate::cache::CHUNK_POSITIONS;
 use crate::device::{Device, Output, Readout, SessionOptions, Wants};
 use crate::error::{Error, Result};
@@ -71,23 +71,23 @@ pub enum Event<'e> {
 pub struct Scheduler<D: Device> {
     device: D,
     options: SchedulerOptions,
-    lanes: Vec<Lane<D>>,
+    slots: Vec<Slot<D>>,
     /// Sessions of ended replies.
-    kept: Kept<Past<D>>,
+    cache: PrefixCache<Ended<D>>,
     begun: u64,
     /// Bytes that a session takes when it is full.
     session_bytes: usize,
 }
 
 /// The session of an ended reply.
-struct Past<D: Device> {
+struct Ended<D: Device> {
     session: Session<D>,
-    /// The lane that computed it, as [`Lane::used`] says.
+    /// The slot that computed it, as [`Slot::used`] says.
     used: u64,
 }
 
 /// A place for a reply.
-struct Lane<D: Device> {
+struct Slot<D: Device> {
     conversation: Conversation,
     /// The reply in progress, if there is one, and its session.
     reply: Option<(ReplyId, Session<D>)>,
@@ -126,21 +126,21 @@ impl<D: Device> Scheduler<D> {
         if found > max {
             return Err(error!(Limit { what: "replies", found, max }));
         }
-        let kept = Kept::default();
-        Ok(Scheduler { device, options, lanes: Vec::new(), kept, begun: 0, session_bytes: 0 })
+        let cache = PrefixCache::default();
+        Ok(Scheduler { device, options, slots: Vec::new(), cache, begun: 0, session_bytes: 0 })
     }
 
     /// Goes on over another device, in the place of one that was lost. All replies end, and nothing of them is held.
     pub fn renew(&mut self, device: D) {
-        self.lanes.clear();
-        self.kept = Kept::default();
+        self.slots.clear();
+        self.cache = PrefixCache::default();
         self.session_bytes = 0;
         self.device = device;
     }
 
     /// The replies in progress.
     pub fn replies(&self) -> impl Iterator<Item = ReplyId> {
-        self.lanes.iter().filter_map(Lane::id)
+        self.slots.iter().filter_map(Slot::id)
     }
 
     /// Whether no other reply can begin before one ends.
@@ -151,14 +151,14 @@ impl<D: Device> Scheduler<D> {
     /// Tokens whose keys and values are held, those of ended replies included. Tokens that several replies share count
     /// for each of them.
     pub fn held_tokens(&self) -> usize {
-        let sessions = self.lanes.iter().filter_map(|lane| lane.reply.as_ref());
-        sessions.map(|(_, session)| session.position()).sum::<usize>() + self.kept.tokens()
+        let sessions = self.slots.iter().filter_map(|slot| slot.reply.as_ref());
+        sessions.map(|(_, session)| session.position()).sum::<usize>() + self.cache.tokens()
     }
 
     /// Bytes of the memory for keys and values of all replies, those of ended replies included. What several replies share
     /// counts once.
     pub fn cache_bytes(&self) -> usize {
-        let sessions = self.replies().count() + self.kept.len();
+        let sessions = self.replies().count() + self.cache.len();
         self.device.page_bytes().unwrap_or(sessions.saturating_mul(self.session_bytes))
     }
 
@@ -176,25 +176,25 @@ impl<D: Device> Scheduler<D> {
         let has_pages = self.device.page_bytes().is_some();
         let mut last = None;
         while self.cache_bytes().saturating_add(more) > limit
-            && let Some(past) = self.kept.evict()
+            && let Some(ended) = self.cache.evict()
         {
-            last = (!has_pages).then_some(past.session);
+            last = (!has_pages).then_some(ended.session);
         }
         last
     }
 
     /// Token counts of a reply in progress.
     pub fn usage(&self, id: ReplyId) -> Option<Usage> {
-        self.lanes.iter().find(|lane| lane.id() == Some(id)).map(|lane| lane.conversation.usage())
+        self.slots.iter().find(|slot| slot.id() == Some(id)).map(|slot| slot.conversation.usage())
     }
 
     /// Whether a reply in progress is about to compute much of this prompt, which can be shared then: beginning later is
     /// less work.
     pub fn comes_soon(&self, prompt: &Encoded) -> bool {
         let tokens = prompt.tokens();
-        let kept = self.kept.longest(tokens).map_or(0, |(_, len)| len.min(tokens.len().saturating_sub(1)));
-        let held = self.lanes.iter().map(|lane| lane.common(tokens)).fold(kept, usize::max);
-        let soon = self.lanes.iter().map(|lane| lane.common_soon(tokens));
+        let kept = self.cache.longest(tokens).map_or(0, |(_, len)| len.min(tokens.len().saturating_sub(1)));
+        let held = self.slots.iter().map(|slot| slot.common(tokens)).fold(kept, usize::max);
+        let soon = self.slots.iter().map(|slot| slot.common_soon(tokens));
         soon.max().is_some_and(|soon| soon >= held + WORTH_SHARING)
     }
 
@@ -223,64 +223,64 @@ impl<D: Device> Scheduler<D> {
         let readout = if self.options.sparse { options.readout() } else { Readout::Logits };
         let known = prompt.tokens().get(..session.position()).unwrap_or_default().to_vec();
         let state = SessionState { position: session.position(), capacity: session.capacity() };
-        let lane = self.lane(used);
-        lane.conversation.set_prefix(PrefixState { tokens: known.clone(), ..PrefixState::default() })?;
-        match lane.conversation.respond_encoded(model, state, prompt, &options) {
+        let slot = self.slot(used);
+        slot.conversation.set_prefix(PrefixState { tokens: known.clone(), ..PrefixState::default() })?;
+        match slot.conversation.respond_encoded(model, state, prompt, &options) {
             Ok(held) => session.truncate(held)?,
             Err(error) => {
-                self.kept.insert(known, Past { session, used: used.unwrap_or(0) });
+                self.cache.insert(known, Ended { session, used: used.unwrap_or(0) });
                 return Err(error.into());
             }
         }
         let id = ReplyId(next);
-        (lane.reply, lane.used, lane.readout) = (Some((id, session)), next, readout);
+        (slot.reply, slot.used, slot.readout) = (Some((id, session)), next, readout);
         self.begun = next;
         Ok(id)
     }
 
-    /// The lane without a reply that was `used` then, or else the one that was not used for longest, or a new one.
-    fn lane(&mut self, used: Option<u64>) -> &mut Lane<D> {
-        let free = self.lanes.iter().enumerate().filter(|(_, lane)| lane.reply.is_none());
+    /// The slot without a reply that was `used` then, or else the one that was not used for longest, or a new one.
+    fn slot(&mut self, used: Option<u64>) -> &mut Slot<D> {
+        let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.reply.is_none());
         let best =
-            free.min_by_key(|(_, lane)| (Some(lane.used) != used, lane.used)).map(|(i, lane)| (i, lane.used));
+            free.min_by_key(|(_, slot)| (Some(slot.used) != used, slot.used)).map(|(i, slot)| (i, slot.used));
         let at = match best {
-            Some((i, last)) if Some(last) == used || self.lanes.len() >= self.options.replies => i,
+            Some((i, last)) if Some(last) == used || self.slots.len() >= self.options.replies => i,
             Some(_) | None => {
-                self.lanes.push(Lane::new());
-                self.lanes.len() - 1
+                self.slots.push(Slot::new());
+                self.slots.len() - 1
             }
         };
-        &mut self.lanes[at]
+        &mut self.slots[at]
     }
 
-    /// A session that holds what is known of `tokens`, and the lane that computed it.
+    /// A session that holds what is known of `tokens`, and the slot that computed it.
     async fn session(&mut self, tokens: &[u32]) -> Result<(Session<D>, Option<u64>), D::Error> {
         let most = tokens.len().saturating_sub(1);
-        let kept = self.kept.longest(tokens).map(|(held, len)| (held.to_vec(), len.min(most)));
-        let active = self.lanes.iter().enumerate().map(|(i, lane)| (lane.common(tokens), i)).max();
+        let kept = self.cache.longest(tokens).map(|(held, len)| (held.to_vec(), len.min(most)));
+        let active = self.slots.iter().enumerate().map(|(i, slot)| (slot.common(tokens), i)).max();
         let active = active.filter(|(len, _)| kept.as_ref().is_none_or(|kept| *len > kept.1));
         let has_pages = self.device.page_bytes().is_some();
         let more = if has_pages { 0 } else { self.session_bytes };
         if let Some((len, i)) = active.filter(|(len, _)| *len >= WORTH_SHARING) {
             self.make_room(more);
-            if let Some((_, session)) = self.lanes.get_mut(i).and_then(|lane| lane.reply.as_mut()) {
+            if let Some((_, session)) = self.slots.get_mut(i).and_then(|slot| slot.reply.as_mut()) {
                 return Ok((session.fork(&mut self.device, len).await?, None));
             }
         }
         if let Some((held, len)) = kept.filter(|_| active.is_none()) {
             // Without pages, what goes on here would be copied.
             let goes_on = if has_pages { len + 1 >= held.len() } else { 2 * len > held.len() };
-            if goes_on && let Some(Past { mut session, used }) = self.kept.take(&held) {
+            if goes_on && let Some(Ended { mut session, used }) = self.cache.take(&held) {
                 session.truncate(len)?;
                 return Ok((session, Some(used)));
             }
             // With pages, at most one is copied; more with a mixture of depths.
             if len >= if has_pages { 1 } else { WORTH_SHARING } {
                 // Used now, it is the last that is given up.
-                let used = self.kept.get_mut(&held).map(|past| past.used);
+                let used = self.cache.get_mut(&held).map(|ended| ended.used);
                 let given_up = self.make_room(more);
-                if let Some(past) = self.kept.get_mut(&held) {
-                    return Ok((past.session.fork(&mut self.device, len).await?, used));
+                if let Some(ended) = self.cache.get_mut(&held) {
+                    return Ok((ended.session.fork(&mut self.device, len).await?, used));
                 }
                 if let Some(mut session) = given_up {
                     session.truncate(len)?;
@@ -315,10 +315,10 @@ impl<D: Device> Scheduler<D> {
         {
             let mut feeds = heapless::Vec::<_, MAX_SEQUENCES>::new();
             let mut heads = heapless::Vec::<_, MAX_SEQUENCES>::new();
-            for lane in self.lanes.iter_mut().filter(|lane| !lane.tokens.is_empty()) {
-                let Lane { conversation, reply, tokens, wants, sparse, failed, .. } = lane;
+            for slot in self.slots.iter_mut().filter(|slot| !slot.tokens.is_empty()) {
+                let Slot { conversation, reply, tokens, wants, sparse, failed, .. } = slot;
                 let Some((id, session)) = reply else { continue };
-                // There are no more lanes than a batch has sequences.
+                // There are no more slots than a batch has sequences.
                 let _ = feeds.push(Feed { session, tokens: tokens.as_slice(), wants: *wants });
                 let _ = heads.push((conversation, *id, sparse, failed));
             }
@@ -343,15 +343,15 @@ impl<D: Device> Scheduler<D> {
             })
             .await?;
         }
-        for lane in self.lanes.iter_mut().filter(|lane| !lane.tokens.is_empty()) {
-            if lane.wants == Wants::Nothing {
+        for slot in self.slots.iter_mut().filter(|slot| !slot.tokens.is_empty()) {
+            if slot.wants == Wants::Nothing {
                 // The rest of the prompt follows.
-                let _ = lane.conversation.logits(detokenizer, &[])?;
+                let _ = slot.conversation.logits(detokenizer, &[])?;
             }
-            let done = matches!(lane.conversation.next(), Action::Done(_));
-            let Some(id) = lane.id().filter(|_| done || lane.failed.is_some()) else { continue };
-            let failed = lane.failed.take();
-            match (lane.end(&mut self.kept), failed) {
+            let done = matches!(slot.conversation.next(), Action::Done(_));
+            let Some(id) = slot.id().filter(|_| done || slot.failed.is_some()) else { continue };
+            let failed = slot.failed.take();
+            match (slot.end(&mut self.cache), failed) {
                 (_, Some(error)) => events(id, Event::Failed(error)),
                 (Some(finish), None) => events(id, Event::End(finish)),
                 (None, None) => {}
@@ -361,47 +361,47 @@ impl<D: Device> Scheduler<D> {
         Ok(true)
     }
 
-    /// Chooses what the lanes compute in a step.
+    /// Chooses what the slots compute in a step.
     fn choose(&mut self, ready: &mut dyn FnMut(ReplyId) -> bool) -> Result<(), D::Error> {
         let mut room = self.options.prompt_tokens;
         // Prompts in the order in which they came.
-        self.lanes.sort_by_key(|lane| lane.used);
-        for lane in &mut self.lanes {
-            lane.tokens.clear();
-            let Some((_, session)) = lane.reply.as_mut().filter(|(id, _)| ready(*id)) else { continue };
-            while let Action::Shift { keep, drop } = lane.conversation.next() {
+        self.slots.sort_by_key(|slot| slot.used);
+        for slot in &mut self.slots {
+            slot.tokens.clear();
+            let Some((_, session)) = slot.reply.as_mut().filter(|(id, _)| ready(*id)) else { continue };
+            while let Action::Shift { keep, drop } = slot.conversation.next() {
                 session.shift(&mut self.device, keep, drop)?;
-                lane.conversation.shifted(session.position());
+                slot.conversation.shifted(session.position());
             }
-            let (done, of) = lane.conversation.prompt_progress();
+            let (done, of) = slot.conversation.prompt_progress();
             let reads_prompt = done < of;
             if reads_prompt && room == 0 {
                 continue;
             }
-            lane.conversation.set_batch(if reads_prompt { room } else { self.options.prompt_tokens });
-            let Action::Decode(tokens) = lane.conversation.next() else { continue };
+            slot.conversation.set_batch(if reads_prompt { room } else { self.options.prompt_tokens });
+            let Action::Decode(tokens) = slot.conversation.next() else { continue };
             if reads_prompt {
                 room = room.saturating_sub(tokens.len());
             }
-            lane.wants = if done + tokens.len() < of { Wants::Nothing } else { Wants::Last(lane.readout) };
-            lane.tokens.extend_from_slice(tokens);
+            slot.wants = if done + tokens.len() < of { Wants::Nothing } else { Wants::Last(slot.readout) };
+            slot.tokens.extend_from_slice(tokens);
         }
         Ok(())
     }
 
     /// Ends a reply as it is. `None` if it is not in progress; without text if its prompt was not computed yet.
     pub fn cancel(&mut self, id: ReplyId) -> Option<Finish> {
-        let lane = self.lanes.iter_mut().find(|lane| lane.id() == Some(id))?;
-        lane.conversation.cancel();
-        let finish = lane.end(&mut self.kept);
+        let slot = self.slots.iter_mut().find(|slot| slot.id() == Some(id))?;
+        slot.conversation.cancel();
+        let finish = slot.end(&mut self.cache);
         self.make_room(0);
         finish
     }
 }
 
-impl<D: Device> Lane<D> {
+impl<D: Device> Slot<D> {
     fn new() -> Self {
-        Lane {
+        Slot {
             conversation: Conversation::new(),
             reply: None,
             used: 0,
@@ -421,24 +421,24 @@ impl<D: Device> Lane<D> {
     fn common(&self, tokens: &[u32]) -> usize {
         let Some((_, session)) = &self.reply else { return 0 };
         let most = session.position().min(tokens.len().saturating_sub(1));
-        kept::common(self.conversation.intact(), tokens).min(most)
+        prefix_cache::common(self.conversation.intact(), tokens).min(most)
     }
 
-    /// As [`Lane::common`], once its prompt is computed.
+    /// As [`Slot::common`], once its prompt is computed.
     fn common_soon(&self, tokens: &[u32]) -> usize {
         let Some((_, session)) = &self.reply else { return 0 };
         let most = session.capacity().min(tokens.len().saturating_sub(1));
-        kept::common(self.conversation.intact_soon(), tokens).min(most)
+        prefix_cache::common(self.conversation.intact_soon(), tokens).min(most)
     }
 
     /// Ends the reply, and keeps its session.
-    fn end(&mut self, kept: &mut Kept<Past<D>>) -> Option<Finish> {
+    fn end(&mut self, cache: &mut PrefixCache<Ended<D>>) -> Option<Finish> {
         let (_, mut session) = self.reply.take()?;
         let (_, finish) = self.conversation.end(session.position());
         let tokens = self.conversation.intact().to_vec();
         // It holds at least as many tokens as the conversation knows of.
         if session.truncate(tokens.len()).is_ok() {
-            kept.insert(tokens, Past { session, used: self.used });
+            cache.insert(tokens, Ended { session, used: self.used });
         }
         finish
     }

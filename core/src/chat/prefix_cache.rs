@@ -1,4 +1,4 @@
-//! What is kept of ended replies, found by the tokens it begins with.
+//! A cache of values by their prefixes: sessions of ended replies, found by the tokens that they begin with.
 #![forbid(unsafe_code)]
 
 use alloc::collections::BTreeMap;
@@ -10,7 +10,7 @@ use core::ops::Bound;
 /// Tokens are in lexicographic order, so that those with the longest beginning in common with others are next to where
 /// these would be.
 #[derive(Debug)]
-pub(super) struct Kept<T> {
+pub(super) struct PrefixCache<T> {
     entries: BTreeMap<Vec<u32>, Entry<T>>,
     uses: u64,
 }
@@ -22,9 +22,9 @@ struct Entry<T> {
     used: u64,
 }
 
-impl<T> Default for Kept<T> {
+impl<T> Default for PrefixCache<T> {
     fn default() -> Self {
-        Kept { entries: BTreeMap::new(), uses: 0 }
+        PrefixCache { entries: BTreeMap::new(), uses: 0 }
     }
 }
 
@@ -33,7 +33,7 @@ pub(super) fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-impl<T> Kept<T> {
+impl<T> PrefixCache<T> {
     /// Keeps a value. One with a beginning of its tokens is replaced; one that begins with its tokens stays in its place.
     pub(super) fn insert(&mut self, tokens: Vec<u32>, value: T) {
         if tokens.is_empty() {
@@ -104,22 +104,23 @@ mod tests {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (state >> 16) % n
         };
-        let (mut kept, mut model): (Kept<u32>, Vec<(Vec<u32>, u32)>) = (Kept::default(), Vec::new());
+        let (mut cache, mut model): (PrefixCache<u32>, Vec<(Vec<u32>, u32)>) =
+            (PrefixCache::default(), Vec::new());
         for value in 0..3000 {
             let len = 1 + random(7);
             let tokens: Vec<u32> = (0..len).map(|_| random(3)).collect();
             let want = model.iter().map(|(held, _)| common(held, &tokens)).max().unwrap_or(0);
-            let found = kept.longest(&tokens).map(|(held, found)| (held.to_vec(), found));
+            let found = cache.longest(&tokens).map(|(held, found)| (held.to_vec(), found));
             assert_eq!(found.as_ref().map_or(0, |(_, found)| *found), want);
             if let Some((held, found)) = found {
                 assert_eq!(common(&held, &tokens), found);
                 let at = model.iter().position(|(tokens, _)| *tokens == held).unwrap();
                 let entry = model.remove(at);
-                assert_eq!(kept.get_mut(&held), Some(&mut { entry.1 }));
+                assert_eq!(cache.get_mut(&held), Some(&mut { entry.1 }));
                 model.push(entry);
             }
-            if random(4) == 0 && kept.len() > 5 {
-                assert_eq!(kept.evict(), Some(model.remove(0).1));
+            if random(4) == 0 && cache.len() > 5 {
+                assert_eq!(cache.evict(), Some(model.remove(0).1));
             }
             model.retain(|(held, _)| !tokens.starts_with(held) || *held == tokens);
             // Of several, the first in their order.
@@ -131,12 +132,15 @@ mod tests {
                 }
                 None => model.push((tokens.clone(), value)),
             }
-            kept.insert(tokens, value);
-            assert_eq!((kept.len(), kept.tokens()), (model.len(), model.iter().map(|(t, _)| t.len()).sum()));
+            cache.insert(tokens, value);
+            assert_eq!(
+                (cache.len(), cache.tokens()),
+                (model.len(), model.iter().map(|(t, _)| t.len()).sum())
+            );
         }
-        kept.insert(Vec::new(), 0);
-        assert!(kept.longest(&[]).is_none() && kept.longest(&[9]).is_none());
-        while let Some(value) = kept.evict() {
+        cache.insert(Vec::new(), 0);
+        assert!(cache.longest(&[]).is_none() && cache.longest(&[9]).is_none());
+        while let Some(value) = cache.evict() {
             assert_eq!(value, model.remove(0).1);
         }
         assert!(model.is_empty());
