@@ -1,8 +1,14 @@
 //! Value parsers shared by several commands.
 
+use std::num::{IntErrorKind, ParseIntError};
+use std::str::FromStr;
+
 /// Parses a count.
-pub(crate) fn whole<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {
-    text.parse().map_err(|_| "expected a whole number, 0 or more")
+pub(crate) fn whole<T: FromStr<Err = ParseIntError>>(text: &str) -> Result<T, &'static str> {
+    text.parse().map_err(|error: ParseIntError| match error.kind() {
+        IntErrorKind::PosOverflow => "expected a smaller number: it has more than 64 bits",
+        _ => "expected a whole number, 0 or more",
+    })
 }
 
 /// Parses `512MiB`, `4GiB`, `3.5 GB` or a plain number of bytes.
@@ -35,7 +41,14 @@ pub(crate) fn byte_count<T: TryFrom<u64>>(text: &str) -> Result<T, &'static str>
 
 #[cfg(test)]
 mod tests {
-    use super::byte_count;
+    use super::{byte_count, whole};
+
+    #[test]
+    fn counts_are_whole_and_have_64_bits() {
+        assert_eq!(whole(&u64::MAX.to_string()), Ok(u64::MAX));
+        assert!(whole::<u64>("18446744073709551616").is_err_and(|problem| problem.contains("64 bits")));
+        assert!(whole::<u64>("-1").is_err_and(|problem| problem.contains("0 or more")));
+    }
 
     #[test]
     fn bytes_have_units() {

@@ -1,7 +1,7 @@
 //! `shohin quantize`: the weights of a GGUF file in another format.
 
 use crate::convert;
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use crate::model::ModelArgs;
 use crate::terminal::{self, bytes};
 use clap::Args;
@@ -9,7 +9,7 @@ use serde_json::json;
 use shohin::convert::{ConvertOptions, FileType, TensorRule};
 use shohin_core::Format;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Write a GGUF file with its weights in another format
 ///
@@ -57,6 +57,11 @@ pub(crate) struct QuantizeArgs {
 pub(crate) fn run(args: &QuantizeArgs, model: &ModelArgs) -> Result {
     let options = ConvertOptions::new().file_type(args.r#type).rules(args.tensor.clone());
     let options = options.replace(args.force).id42(model.id42);
+    if args.out == Path::new("-") {
+        return Err(CliError::usage(
+            "--out: expected the name of a file, found -, which would be standard output",
+        ));
+    }
     let done = convert::write(&args.file, &args.out, &options)?;
     let mut out = io::stdout().lock();
     let from = |from: Option<Format>| from.map_or("packed", Format::name);

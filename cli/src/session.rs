@@ -1,15 +1,22 @@
 //! Conversations that are kept in a file between commands.
 
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use shohin::Chat;
 use std::path::Path;
 
-/// Goes on with the conversation in the file; returns the number of its messages, 0 if there is no file yet.
+/// Goes on with the conversation in the file; returns the number of its messages, 0 if there is no file yet. A file that could
+/// not be written at the end is an error before the conversation.
 pub(crate) fn open(chat: &mut Chat, path: &Path) -> Result<usize> {
-    match path.try_exists() {
-        Ok(false) => return Ok(0),
-        _ => chat.open(path)?,
+    if path.try_exists().is_ok_and(|exists| !exists) {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        return match folder.is_none_or(Path::is_dir) {
+            true => Ok(0),
+            false => {
+                Err(CliError::new(format_args!("cannot write {}: there is no such folder", path.display())))
+            }
+        };
     }
+    chat.open(path)?;
     Ok(chat.messages().len())
 }
 

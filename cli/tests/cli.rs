@@ -157,6 +157,7 @@ fn wrong_usage_is_code_2() {
         &["run", "x", "--alibi", "nan"],
         &["quantize", "x", "--out", "y", "--type", "q8_0", "--tensor", "blk"],
         &["quantize", "x", "--out", "y"],
+        &["quantize", "x", "--out", "-", "--type", "q8_0"],
     ] {
         let output = shohin(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -324,6 +325,10 @@ fn a_session_goes_on_in_the_next_command() {
     stdout(again);
 
     let bytes = fs::read(&path).unwrap();
+    for command in [&["run", "Hello!"][..], &["chat"]] {
+        let nowhere = fails(&with(command, &["--session", "no-such-folder/kept.session"]));
+        assert_eq!(nowhere, "shohin: cannot write no-such-folder/kept.session: there is no such folder\n");
+    }
     let other = fails(&with(&["run", "Hello!"], &["--session", &path, "--kv", "q8"]));
     assert!(other.contains("is of another format of the KV cache"), "{other}");
     let other = fails(&with(&["run", "Hello!", "--attention", "window:64"], &kept));

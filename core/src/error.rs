@@ -300,7 +300,8 @@ impl fmt::Display for Error {
             Error::Token { id, vocab } => write!(f, "token {id} is not in the vocabulary of {vocab}"),
             Error::ContextFull { position, adding, capacity } => write!(
                 f,
-                "the session holds {position} of at most {capacity} tokens; {adding} more do not fit"
+                "{} tokens do not fit into a context of {capacity}",
+                position.saturating_add(adding)
             ),
             Error::Memory { need, have: 0 } => write!(f, "there is no memory for {need} bytes"),
             Error::Memory { need, have } => write!(f, "{need} bytes are needed, {have} were available"),

@@ -861,6 +861,13 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         ends(&mut anew, &mut other, model);
         assert_eq!(backend.held, other.held);
 
+        // No tool is offered, whatever was called before.
+        let says = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 12}}\n</tool_call>";
+        conversation.send(model, SessionState::of(&backend), user("And 3?"), &greedy()).unwrap();
+        backend.says(model, says);
+        let message = ends(&mut conversation, &mut backend, model).message;
+        assert_eq!((message.content.as_str(), message.tool_calls.len()), (says, 0));
+
         // In JSON a call is text. The constraint overrides the script.
         let said = "</think> <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
         let schema = serde_json::json!({ "const": said }).to_string();

@@ -464,7 +464,7 @@ impl Conversation {
             chosen.iter().for_each(|&token| model.tokenizer.append_text(token, &mut text));
             // Not if they end within a character, or with a stop string.
             if let Ok(text) = String::from_utf8(text) {
-                let mut whole = parser(model, call_blocks(options, &all));
+                let mut whole = parser(model, call_blocks(options));
                 whole.finish(&text);
                 if all.last() == Some(&ChatMessage::from(whole.reply())) {
                     (tokens, known) = (encoded.clone(), self.history.known);
@@ -569,7 +569,7 @@ impl Conversation {
             let kept = if let Overflow::Shift { keep } = overflow { keep } else { 0 };
             (self.prefix.kept, self.prefix.dropped) = (kept, 0);
         }
-        let blocks = call_blocks(options, prompt.messages.as_deref().unwrap_or_default());
+        let blocks = call_blocks(options);
         let mut stop_thinking = Vec::new();
         model.tokenizer.encode(STOP_THINKING, Special::Parse, &mut stop_thinking);
         let mut parser = chat.then(|| parser(model, blocks));
@@ -823,14 +823,12 @@ fn parser(model: &ChatModel<'_>, blocks: CallBlocks) -> ReplyParser {
     parser
 }
 
-/// In a format, and if no call is possible, text that looks like a marker is text.
-fn call_blocks(options: &TurnOptions, messages: &[ChatMessage]) -> CallBlocks {
-    let called = messages.iter().any(|message| !message.tool_calls.is_empty());
+/// In a format, and if no tool is offered, text that looks like a marker is text.
+fn call_blocks(options: &TurnOptions) -> CallBlocks {
     match (options.is_constrained(), !options.tools.is_empty()) {
         (true, true) => CallBlocks::Leading,
-        (true, false) => CallBlocks::Text,
-        (false, tools) if tools || called => CallBlocks::Valid,
-        (false, _) => CallBlocks::Text,
+        (false, true) => CallBlocks::Valid,
+        (_, false) => CallBlocks::Text,
     }
 }
 

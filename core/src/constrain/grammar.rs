@@ -206,7 +206,7 @@ impl Grammar {
         let mut grammar = Grammar { nodes, root, spaced, shortest: Vec::new(), height: Vec::new() };
         grammar.measure()?;
         if !grammar.fits(root, 0) {
-            let expected = "a schema that some value satisfies, at most 64 containers deep";
+            let expected = "a schema that some value satisfies, at most 64 containers deep and with numbers of at most 15 digits";
             return Err(error!(Option { what: "number of values the schema allows", found: 0.0, expected }));
         }
         Ok(grammar)

@@ -10,6 +10,7 @@ use super::pattern::{self, Budget, Pattern, Refused};
 use crate::error::{Error, Name, Result};
 use crate::json;
 use crate::sort;
+use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec;
@@ -299,7 +300,7 @@ impl Builder {
             return Ok(self.object());
         };
         let (nodes, any, text) = (self.nodes.len(), self.any, self.text);
-        match self.schema(schema) {
+        match self.schema(schema).and_then(|root| self.objects_of(root)) {
             Err(Error::Unsupported { .. } | Error::Limit { .. }) if function.strict.is_none() => {
                 self.nodes.truncate(nodes);
                 (self.any, self.text) = (any, text);
@@ -307,6 +308,45 @@ impl Builder {
             }
             built => built.map_err(|error| error.of_tool(index)),
         }
+    }
+
+    /// The objects among the values of a schema: arguments are nothing else, whatever the schema allows.
+    fn objects_of(&mut self, root: NodeId) -> Result<NodeId> {
+        let (mut queue, mut seen) = (vec![root], vec![false; self.nodes.len()]);
+        let (mut objects, mut listed) = (Vec::new(), Vec::new());
+        while let Some(id) = queue.pop() {
+            let (Some(seen), Some(node)) = (seen.get_mut(id as usize), self.nodes.get(id as usize)) else {
+                continue;
+            };
+            match node {
+                Node::Any(choices) if !*seen => queue.extend(choices),
+                Node::Object { .. } if !*seen => objects.push(id),
+                Node::Texts(texts) if !*seen => {
+                    let of_objects = texts.iter().filter(|text| text.bytes.starts_with(b"{"));
+                    listed.extend(of_objects.map(|text| text.bytes.clone()));
+                }
+                Node::Any(_)
+                | Node::Object { .. }
+                | Node::Texts(_)
+                | Node::Sequence { .. }
+                | Node::Cases { .. }
+                | Node::String { .. }
+                | Node::Pattern(_)
+                | Node::Plain(_)
+                | Node::Number(_)
+                | Node::Array { .. }
+                | Node::Free { .. } => {}
+            }
+            *seen = true;
+        }
+        if !listed.is_empty() {
+            objects.push(self.texts(listed.iter().filter_map(|text| core::str::from_utf8(text).ok())));
+        }
+        if objects.is_empty() {
+            let (found, expected) = (Name::new("no object"), "a schema that objects satisfy");
+            return Err(error!(Unsupported { key: pointer("", "type"), found, expected }));
+        }
+        Ok(self.add(Node::Any(objects)))
     }
 
     /// The node of the schema `text`.
@@ -352,6 +392,18 @@ struct Compiler<'b, 't> {
     path: String,
 }
 
+/// A part of a URI's fragment as text (RFC 6901, section 6); `None` if it is malformed.
+fn percent_decoded(part: &str) -> Option<Cow<'_, str>> {
+    let Some((before, escaped)) = part.split_once('%') else { return Some(Cow::Borrowed(part)) };
+    let mut bytes = Vec::from(before);
+    for escaped in escaped.split('%') {
+        let code = escaped.get(..2).filter(|code| code.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        bytes.push(u8::from_str_radix(code, 16).ok()?);
+        bytes.extend_from_slice(escaped.get(2..)?.as_bytes());
+    }
+    String::from_utf8(bytes).ok().map(Cow::Owned)
+}
+
 impl<'t> Compiler<'_, 't> {
     fn unsupported<T>(&self, keyword: &str, found: Value<'_>, expected: &'static str) -> Result<T> {
         Err(self.refusal(keyword, found, expected))
@@ -394,6 +446,7 @@ impl<'t> Compiler<'_, 't> {
             return None;
         }
         for part in parts {
+            let part = &*percent_decoded(part)?;
             self.search = self.search.checked_sub(value.0.len())?;
             value = match value.items() {
                 // As in JSON Pointer, each index has one spelling.

@@ -502,6 +502,42 @@ fn calls_name_a_tool_and_fit_its_parameters() {
 }
 
 #[test]
+fn arguments_are_objects_whatever_the_schema_allows() {
+    let call = |arguments: &str| {
+        format(&["<tool_call>\n{\"name\": \"f\", \"arguments\": ", arguments, "}\n</tool_call>"])
+    };
+    let object = r#"{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}"#;
+    for (schema, taken) in [
+        ("{}".into(), r#"{"b": 2}"#),
+        ("true".into(), r#"{"b": 2}"#),
+        (r#"{"type":["object","null"]}"#.into(), r#"{"b": 2}"#),
+        (format(&[r#"{"anyOf":["#, object, r##",{"type":"null"},{"$ref":"#"}]}"##]), r#"{"a": 2}"#),
+        (r#"{"enum":[1,null,{"a":1},[]]}"#.into(), r#"{"a": 1}"#),
+    ] {
+        let tool = format(&[r#"{"name":"f","parameters":"#, &schema, "}"]);
+        let grammar = Grammar::tool_calls(&[&tool], true).unwrap();
+        assert!(accepts(&grammar, &call(taken)), "{schema}");
+        for refused in ["1", "null", "[]", "\"a\"", "true"] {
+            assert!(!accepts(&grammar, &call(refused)), "{schema}: {refused}");
+        }
+    }
+    let never = r#"{"name":"f","parameters":{"type":"array"},"strict":true}"#;
+    let error = Grammar::tool_calls(&[never], true).unwrap_err().to_string();
+    assert!(error.ends_with("expected a schema that objects satisfy"), "{error}");
+}
+
+#[test]
+fn references_are_parts_of_uris() {
+    let schema =
+        r##"{"$ref":"#/$defs/Record%3Ca%20b%2Cc~1d%3E%C3%A9","$defs":{"Record<a b,c/d>é":{"const":1}}}"##;
+    assert!(accepts(&json_schema(schema).unwrap(), "1"));
+    for malformed in ["%", "%4", "%zz", "%+1", "%ff", "a%é"] {
+        let schema = format(&[r##"{"$ref":"#/$defs/"##, malformed, r#"","$defs":{}}"#]);
+        assert!(Grammar::json_schema(&schema, Whitespace::None).is_err(), "{malformed}");
+    }
+}
+
+#[test]
 fn a_single_call_ends_the_reply() {
     let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
     for required in [false, true] {

@@ -76,9 +76,8 @@ async function printed({ model, raw, system, turns }, folder) {
 
 /** What the program says about this error of an engine. */
 function said(failed) {
-  // The program counts the whole prompt, an engine what is not in its cache.
-  const [, held, most, more] = /holds (\d+) of at most (\d+) tokens; (\d+) more/.exec(failed) ?? [];
-  return held === undefined ? failed : `${Number(held) + Number(more)} tokens long, but the context holds ${most}`;
+  const [, long, most] = /(\d+) tokens do not fit into a context of (\d+)/.exec(failed) ?? [];
+  return long === undefined ? failed : `${long} tokens long, but the context holds ${most}`;
 }
 
 /** Fails unless the engine's replies are those of the program, to the last bit. */
