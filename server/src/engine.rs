@@ -6,13 +6,27 @@ use shohin::core::chat::openai::Chunk;
 use shohin::core::chat::{Event, Finish, Prompt, ReplyId, TurnOptions, Usage};
 use shohin::{Error, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{self as std_mpsc, TryRecvError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-/// Parts of a reply on their way to a client. With fewer than three places left its reply waits.
-pub(crate) const UPDATES: usize = 64;
+/// Bytes of events that are held for a client that reads slowly. With more, its reply waits and keeps its slot, so this is
+/// more than the events of ordinary replies have, and little enough that hundreds of such clients fit in memory.
+const HELD: usize = 4 << 20;
+
+/// With more bytes than this held, parts of a reply are collected: a part for each token would take many times its text.
+const SMALL: usize = 16 << 10;
+
+/// Bytes of parts that are collected, as some clients read lines of 64 KiB at most.
+const PART: usize = 4 << 10;
+
+/// Bytes of the event of a part besides its text.
+const EVENT: usize = 256;
+
+/// Bytes of a log-probability in an event, with its token as a text and as bytes.
+const LOGPROB: usize = 128;
 
 /// How long the thread sleeps when every reply waits for its reader.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -21,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Job {
     pub(crate) prompt: Prompt,
     pub(crate) options: TurnOptions,
-    pub(crate) updates: mpsc::Sender<Update>,
+    pub(crate) updates: Sender,
     /// When it is given up.
     pub(crate) deadline: Instant,
     /// Its place in the server, until it has ended.
@@ -38,10 +52,72 @@ pub(crate) enum Update {
     Failed(Failure),
 }
 
+impl Update {
+    fn bytes(&self) -> usize {
+        match self {
+            Update::Chunk(chunk) => EVENT + bytes(chunk),
+            // One each, at most.
+            Update::Begun(_) | Update::End(_) | Update::Failed(_) => 0,
+        }
+    }
+}
+
+/// About how many bytes of memory a part takes, here or as an event, whichever is more.
+fn bytes(chunk: &Chunk) -> usize {
+    let calls = chunk.tool_calls.iter().map(|call| call.name.len() + call.arguments.len());
+    let logprobs: usize = chunk.logprobs.iter().map(|token| 1 + token.top.len()).sum();
+    let texts = chunk.text.len() + chunk.content.len() + chunk.reasoning.len();
+    texts + calls.sum::<usize>() + size_of_val(chunk.tokens.as_slice()) + logprobs * LOGPROB
+}
+
+/// The way of a reply's updates to its client.
+pub(crate) fn channel() -> (Sender, Receiver) {
+    let (updates, receiver) = mpsc::unbounded_channel();
+    let held = Arc::new(AtomicUsize::new(0));
+    (Sender { updates, held: Arc::clone(&held) }, Receiver { updates: receiver, held })
+}
+
+/// Takes all that it is given: who sends asks first how much is held.
+pub(crate) struct Sender {
+    updates: mpsc::UnboundedSender<Update>,
+    held: Arc<AtomicUsize>,
+}
+
+impl Sender {
+    fn send(&self, update: Update) {
+        self.held.fetch_add(update.bytes(), Relaxed);
+        // If the client has gone, the reply ends in the next round.
+        let _ = self.updates.send(update);
+    }
+
+    /// Bytes that the client has not taken.
+    fn held(&self) -> usize {
+        self.held.load(Relaxed)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.updates.is_closed()
+    }
+}
+
+pub(crate) struct Receiver {
+    updates: mpsc::UnboundedReceiver<Update>,
+    held: Arc<AtomicUsize>,
+}
+
+impl Receiver {
+    pub(crate) async fn next(&mut self) -> Option<Update> {
+        let update = self.updates.recv().await?;
+        self.held.fetch_sub(update.bytes(), Relaxed);
+        Some(update)
+    }
+}
+
 /// A reply in progress.
 struct Active {
-    updates: mpsc::Sender<Update>,
+    updates: Sender,
     deadline: Instant,
+    /// What was not sent yet.
     chunk: Chunk,
     end: Option<Update>,
     started: Instant,
@@ -49,9 +125,28 @@ struct Active {
     _place: OwnedSemaphorePermit,
 }
 
+impl Active {
+    fn has_room(&self) -> bool {
+        self.updates.held() + bytes(&self.chunk) < HELD
+    }
+
+    /// Whether to send what there is, rather than to collect more.
+    fn is_due(&self) -> bool {
+        let is_taken = self.updates.held() < SMALL;
+        !self.chunk.is_empty() && (is_taken || self.end.is_some() || bytes(&self.chunk) >= PART)
+    }
+
+    fn fail(mut self, failure: Failure) {
+        if !self.chunk.is_empty() {
+            self.updates.send(Update::Chunk(std::mem::take(&mut self.chunk)));
+        }
+        self.updates.send(Update::Failed(failure));
+    }
+}
+
 pub(crate) struct Engine {
     pub(crate) scheduler: Scheduler,
-    pub(crate) jobs: Receiver<Job>,
+    pub(crate) jobs: std_mpsc::Receiver<Job>,
     pub(crate) metrics: Arc<Metrics>,
     /// Set when the server shuts down: when all that is left is given up.
     pub(crate) last: Arc<OnceLock<Instant>>,
@@ -105,25 +200,20 @@ impl Engine {
         };
         self.queue.retain(|job| match failure(job.deadline) {
             Some(failure) => {
-                // A place is free: nothing has been sent.
-                let _ = job.updates.try_send(Update::Failed(failure));
+                job.updates.send(Update::Failed(failure));
                 false
             }
             None => !job.updates.is_closed(),
         });
-        active.retain(|id, reply| {
-            let failure = failure(reply.deadline);
-            if failure.is_none() && !reply.updates.is_closed() {
-                return true;
-            }
-            self.scheduler.cancel(*id);
-            match failure {
-                // Three places were free when the reply last went on.
-                Some(failure) => drop(reply.updates.try_send(Update::Failed(failure))),
+        let ends = |reply: &Active| reply.updates.is_closed() || failure(reply.deadline).is_some();
+        let ended: Vec<ReplyId> = active.iter().filter(|(_, reply)| ends(reply)).map(|(id, _)| *id).collect();
+        for (id, reply) in ended.into_iter().filter_map(|id| active.remove_entry(&id)) {
+            self.scheduler.cancel(id);
+            match failure(reply.deadline) {
+                Some(failure) => reply.fail(failure),
                 None => self.metrics.count_cancelled(),
             }
-            false
-        });
+        }
     }
 
     /// Begins replies while there is room for them. A prompt that begins like one which is being computed waits for it:
@@ -147,7 +237,7 @@ impl Engine {
                     let reply = Active { updates, deadline, chunk, end, started, has_begun, _place: place };
                     active.insert(id, reply);
                 }
-                Err(error) => drop(updates.try_send(Update::Failed(Failure::Model(error)))),
+                Err(error) => updates.send(Update::Failed(Failure::Model(error))),
             }
         }
     }
@@ -155,7 +245,7 @@ impl Engine {
     /// Computes once, and sends what has come of it.
     fn step(&mut self, active: &mut BTreeMap<ReplyId, Active>) -> bool {
         let open: Vec<ReplyId> =
-            active.iter().filter(|(_, reply)| reply.updates.capacity() >= 3).map(|(id, _)| *id).collect();
+            active.iter().filter(|(_, reply)| reply.has_room()).map(|(id, _)| *id).collect();
         let stepped = self.scheduler.step(&mut |id| open.contains(&id), &mut |id, event| {
             let Some(reply) = active.get_mut(&id) else { return };
             match event {
@@ -176,23 +266,21 @@ impl Engine {
             _ => self.scheduler.usage(id),
         };
         active.retain(|id, reply| {
-            if !reply.chunk.is_empty() {
+            if reply.is_due() {
                 if !reply.has_begun {
                     reply.has_begun = true;
                     self.metrics.count_first_token(reply.started.elapsed());
                     if let Some(usage) = usage(*id, reply.end.as_ref()) {
-                        let _ =
-                            reply.updates.try_send(Update::Begun(Usage { completion_tokens: 0, ..usage }));
+                        reply.updates.send(Update::Begun(Usage { completion_tokens: 0, ..usage }));
                     }
                 }
-                // If the client has gone, the reply ends in the next round.
-                let _ = reply.updates.try_send(Update::Chunk(std::mem::take(&mut reply.chunk)));
+                reply.updates.send(Update::Chunk(std::mem::take(&mut reply.chunk)));
             }
             let Some(end) = reply.end.take() else { return true };
             if let Update::End(finish) = &end {
                 self.metrics.count_reply(&finish.usage);
             }
-            let _ = reply.updates.try_send(end);
+            reply.updates.send(end);
             false
         });
         computed
@@ -203,7 +291,7 @@ impl Engine {
         let problem = error.to_string();
         for (id, reply) in std::mem::take(active) {
             self.scheduler.cancel(id);
-            let _ = reply.updates.try_send(Update::Failed(Failure::Device(problem.clone())));
+            reply.fail(Failure::Device(problem.clone()));
         }
     }
 }

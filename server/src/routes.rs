@@ -1,6 +1,6 @@
 //! What is at which path.
 
-use crate::engine::{Job, UPDATES, Update};
+use crate::engine::{self, Job, Update};
 use crate::failure::{Failure, Style, chat_schema};
 use crate::metrics::Metrics;
 use crate::page;
@@ -33,7 +33,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak, mpsc as std_mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
@@ -504,7 +504,7 @@ impl App {
         let mut options = options.clone();
         // A number that other programs' JSON can hold.
         options.sampler.seed = seed.unwrap_or_else(|| random() >> 32);
-        let (sender, receiver) = mpsc::channel(UPDATES);
+        let (sender, receiver) = engine::channel();
         let job = Job { prompt, options, updates: sender, deadline, place };
         self.jobs.send(job).map_err(|_| Failure::Stopped)?;
         let mut updates = Updates { receiver, first: None, prompt: Usage::default() };
@@ -536,7 +536,7 @@ enum Asked {
 
 /// The parts of a reply.
 struct Updates {
-    receiver: mpsc::Receiver<Update>,
+    receiver: engine::Receiver,
     first: Option<Update>,
     /// Counts of the prompt's tokens.
     prompt: Usage,
@@ -546,7 +546,7 @@ impl Updates {
     async fn next(&mut self) -> Update {
         match self.first.take() {
             Some(first) => first,
-            None => self.receiver.recv().await.unwrap_or(Update::Failed(Failure::Stopped)),
+            None => self.receiver.next().await.unwrap_or(Update::Failed(Failure::Stopped)),
         }
     }
 }

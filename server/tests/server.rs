@@ -139,6 +139,13 @@ fn endless() -> Value {
     )
 }
 
+/// A number of the server's metrics.
+fn counter(server: &Running, name: &str) -> u64 {
+    let text = server.send("GET", "/metrics", "", &[]).ok_text();
+    let value = text.lines().find_map(|line| line.strip_prefix(&format!("shohin_{name} ")));
+    value.unwrap().parse().unwrap()
+}
+
 fn content(answer: &Value) -> &str {
     answer["choices"][0]["message"]["content"].as_str().unwrap()
 }
@@ -625,6 +632,32 @@ fn a_full_server_refuses_and_a_client_that_leaves_makes_room() {
     let metrics = server.send("GET", "/metrics", "", &[]).text();
     assert!(metrics.contains("shohin_cancelled_total 1\n"), "{metrics}");
     drop(slow);
+}
+
+#[test]
+fn clients_that_do_not_read_keep_no_slot_after_the_end() {
+    let server = Running::new(|options| (options.replies, options.queue) = (2, 1));
+    // More bytes than the system holds for a client.
+    let long = json!({ "max_tokens": 3000, "logprobs": true, "top_logprobs": 6 });
+    let request = with(endless(), long);
+    let unread = [(); 2].map(|()| asked(&server, "/v1/chat/completions", &request));
+    soon(|| counter(&server, "replies") == 2);
+    soon(|| server.post("/v1/chat/completions", &ask("Hello!")).status == 200);
+    // Nothing of it is lost.
+    for mut stream in unread {
+        let mut answer = String::new();
+        let mut part = [0; 1 << 16];
+        while !answer.contains("[DONE]") {
+            let read = stream.read(&mut part).unwrap();
+            assert!(read > 0);
+            answer.push_str(std::str::from_utf8(&part[..read]).unwrap());
+        }
+        let lines = answer.lines().filter_map(|line| line.strip_prefix("data: {"));
+        let parts = lines.map(|line| serde_json::from_str::<Value>(&format!("{{{line}")).unwrap());
+        let tokens = |part: &Value| part["choices"][0]["logprobs"]["content"].as_array().map_or(0, Vec::len);
+        assert_eq!(parts.map(|part| tokens(&part)).sum::<usize>(), 3000);
+        assert!(answer.lines().all(|line| line.len() < 64 << 10));
+    }
 }
 
 /// Silence within a body has a limit of its own, which a byte now and then would never reach.
