@@ -208,12 +208,23 @@ impl Engine {
         let ends = |reply: &Active| reply.updates.is_closed() || failure(reply.deadline).is_some();
         let ended: Vec<ReplyId> = active.iter().filter(|(_, reply)| ends(reply)).map(|(id, _)| *id).collect();
         for (id, reply) in ended.into_iter().filter_map(|id| active.remove_entry(&id)) {
-            self.scheduler.cancel(id);
+            self.cancel(id);
             match failure(reply.deadline) {
                 Some(failure) => reply.fail(failure),
                 None => self.metrics.count_cancelled(),
             }
         }
+    }
+
+    /// Ends a reply as it is, and counts its tokens.
+    fn cancel(&mut self, id: ReplyId) {
+        let Some(mut usage) = self.scheduler.usage(id) else { return };
+        self.scheduler.cancel(id);
+        if usage.completion_tokens == 0 {
+            // How much of its prompt was computed is not known.
+            usage.prompt_tokens = usage.cached_tokens;
+        }
+        self.metrics.count_reply(&usage);
     }
 
     /// Begins replies while there is room for them. A prompt that begins like one which is being computed waits for it:
@@ -290,7 +301,7 @@ impl Engine {
     fn fail_all(&mut self, active: &mut BTreeMap<ReplyId, Active>, error: &Error) {
         let problem = error.to_string();
         for (id, reply) in std::mem::take(active) {
-            self.scheduler.cancel(id);
+            self.cancel(id);
             reply.fail(Failure::Device(problem.clone()));
         }
     }

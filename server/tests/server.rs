@@ -660,6 +660,31 @@ fn clients_that_do_not_read_keep_no_slot_after_the_end() {
     }
 }
 
+#[test]
+fn tokens_of_replies_that_are_cut_off_are_counted() {
+    let counts = |server: &Running| {
+        ["prompt_tokens_total", "cached_prompt_tokens_total", "completion_tokens_total"]
+            .map(|name| counter(server, name))
+    };
+    let prompt = MODEL.encode(vec![ChatMessage::new(Role::User, "Hello!")], &shohin::TurnOptions::default());
+    let prompt = prompt.unwrap().tokens().len() as u64;
+    let server = Running::new(|_| ());
+    for (known, completed) in [(0, 0), (prompt - 1, 1)] {
+        let mut events = server.post("/v1/chat/completions", &endless()).events();
+        assert!(events.by_ref().take(10).all(|event| event.contains("chunk")));
+        drop(events);
+        soon(|| counter(&server, "cancelled_total") == completed + 1);
+        let [computed, cached, _] = counts(&server);
+        assert_eq!((computed, cached), (prompt + completed, known));
+        assert!(counts(&server)[2] >= 8 * (completed + 1));
+    }
+    let server = Running::new(|options| options.time = Duration::from_millis(300));
+    assert_eq!(server.post("/v1/chat/completions", &with(endless(), json!({ "stream": false }))).status, 504);
+    let [computed, _, completed] = counts(&server);
+    assert_eq!((computed, counter(&server, "cancelled_total")), (prompt, 0));
+    assert!(completed > 0);
+}
+
 /// Silence within a body has a limit of its own, which a byte now and then would never reach.
 #[test]
 fn a_body_that_trickles_in_has_a_limit() {
