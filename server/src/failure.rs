@@ -3,7 +3,9 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use shohin::core::Error as CoreError;
+use shohin::TurnOptions;
+use shohin::core::chat::ResponseFormat;
+use shohin::core::{Error as CoreError, Name};
 
 /// Why a request is refused or fails.
 #[derive(Debug)]
@@ -12,6 +14,10 @@ pub(crate) enum Failure {
     Model(shohin::Error),
     /// The schema of a tool that must be followed has something unsupported.
     ToolSchema { place: String, function: String, expected: &'static str },
+    /// A field of the request is invalid, by its place there.
+    Field { place: String, problem: String },
+    /// An option of a reply that no field is for is invalid.
+    Option(CoreError),
     /// It is not UTF-8.
     Encoding,
     /// Its body could not be read, or is too long.
@@ -55,8 +61,35 @@ impl Style {
     }
 }
 
+/// Where the requests of an interface have what a reply is asked with.
+pub(crate) struct Fields {
+    /// The texts that end it.
+    pub(crate) stop: &'static str,
+    /// The JSON Schema that it follows.
+    pub(crate) schema: &'static str,
+    /// The schema of a tool, within it.
+    pub(crate) tool: fn(&str) -> &'static str,
+}
+
+pub(crate) const CHAT: Fields =
+    Fields { stop: "stop", schema: "response_format.json_schema.schema", tool: chat_schema };
+pub(crate) const RESPONSES: Fields =
+    Fields { stop: "stop", schema: "text.format.schema", tool: |_| "parameters" };
+pub(crate) const MESSAGES: Fields =
+    Fields { stop: "stop_sequences", schema: "output_config.format.schema", tool: |_| "input_schema" };
+pub(crate) const COMPLETIONS: Fields = Fields { tool: |_| "parameters", ..CHAT };
+
+/// Options of sampling whose names are those of their fields.
+const SAMPLING: [&str; 4] = ["temperature", "top_p", "presence_penalty", "frequency_penalty"];
+
+/// What [`CoreError::Option`] says of a schema that no value matches.
+const NO_VALUE: &str = "number of values the schema allows";
+
+/// What it says of a text that ends a reply and is empty.
+const EMPTY_STOP: &str = "length of a stop string";
+
 /// Where a tool of Chat Completions has its schema: it may be the function itself.
-pub(crate) fn chat_schema(tool: &str) -> &'static str {
+fn chat_schema(tool: &str) -> &'static str {
     let tool: Value = serde_json::from_str(tool).unwrap_or_default();
     if tool.get("function").is_some() { "function.parameters" } else { "parameters" }
 }
@@ -76,7 +109,11 @@ impl Failure {
             Failure::Model(shohin::Error::Engine(CoreError::Device { .. } | CoreError::Logits { .. })) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
-            Failure::Model(_) | Failure::ToolSchema { .. } | Failure::Encoding => StatusCode::BAD_REQUEST,
+            Failure::Model(_)
+            | Failure::ToolSchema { .. }
+            | Failure::Field { .. }
+            | Failure::Option(_)
+            | Failure::Encoding => StatusCode::BAD_REQUEST,
             Failure::Body(status, _) => *status,
             Failure::UnknownModel { .. } | Failure::NotFound(_) => StatusCode::NOT_FOUND,
             Failure::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
@@ -95,6 +132,8 @@ impl Failure {
             Failure::ToolSchema { place, function, expected } => {
                 format!("{place} of the function {function:?} is not supported; expected {expected}")
             }
+            Failure::Field { problem, .. } => problem.clone(),
+            Failure::Option(error) => error.to_string(),
             Failure::Encoding => "the request is not UTF-8".into(),
             Failure::Body(_, problem) | Failure::Device(problem) => problem.clone(),
             Failure::UnknownModel { asked, have } => {
@@ -136,30 +175,66 @@ impl Failure {
     /// The field of the request that is wrong.
     fn field(&self) -> Option<String> {
         match self {
+            // The request itself, which is no field.
+            Failure::Model(shohin::Error::Engine(CoreError::Argument { name, .. }))
+                if name.to_string() == "request" =>
+            {
+                None
+            }
             Failure::Model(shohin::Error::Engine(CoreError::Argument { name, .. })) => Some(name.to_string()),
             Failure::Model(shohin::Error::Engine(CoreError::Unsupported { key, .. })) => {
                 Some(key.to_string())
             }
             Failure::Model(shohin::Error::Engine(CoreError::Option { what, .. })) => Some((*what).into()),
-            Failure::Model(shohin::Error::Engine(CoreError::Regex { .. })) => {
-                Some("response_format.pattern".into())
-            }
-            Failure::ToolSchema { place, .. } => Some(place.clone()),
+            Failure::ToolSchema { place, .. } | Failure::Field { place, .. } => Some(place.clone()),
             Failure::UnknownModel { .. } => Some("model".into()),
             _ => None,
         }
     }
 
-    /// The same failure, for a request with these tools; `holder` names the field of a tool that has its schema.
-    pub(crate) fn in_tools(self, tools: &[String], holder: fn(&str) -> &'static str) -> Failure {
-        match self {
-            Failure::Model(shohin::Error::Engine(CoreError::ToolSchema { index, key, expected })) => {
-                let tool = tools.get(index as usize).map_or("", String::as_str);
+    /// The same failure, of a reply with these options, by the fields of its request.
+    pub(crate) fn in_request(self, options: &TurnOptions, fields: &Fields) -> Failure {
+        let Failure::Model(shohin::Error::Engine(error)) = self else { return self };
+        let at = |place: &str| Failure::Field { place: place.into(), problem: error.to_string() };
+        let named = |name: &Name, place: &str| {
+            let problem = error.to_string();
+            let rest = problem.strip_prefix(&name.to_string()).unwrap_or(&problem);
+            Failure::Field { place: place.into(), problem: format!("{place}{rest}") }
+        };
+        match &error {
+            CoreError::ToolSchema { index, key, expected } => {
+                let tool = options.tools.get(*index as usize).map_or("", String::as_str);
                 let function = shohin::core::chat::function_name(tool).unwrap_or_default();
-                let holder = holder(tool);
+                let holder = (fields.tool)(tool);
                 Failure::ToolSchema { place: format!("tools[{index}].{holder}{key}"), function, expected }
             }
-            other => other,
+            CoreError::Argument { name, .. } | CoreError::Unsupported { key: name, .. } => {
+                match name.to_string().as_str() {
+                    "choices" => named(name, "response_format.choices"),
+                    "regex" => named(name, "response_format.pattern"),
+                    "grammar" => named(name, "response_format.grammar"),
+                    "tool_choice" => named(name, "tool_choice"),
+                    // The beginning of the reply is the last message.
+                    "continue_final_message" => named(name, "messages"),
+                    // A JSON pointer, whose beginning may be left out.
+                    key if key.starts_with('/') || key.starts_with("...") => {
+                        named(name, &format!("{}{key}", fields.schema))
+                    }
+                    _ => Failure::Option(error),
+                }
+            }
+            CoreError::Regex { .. } => at("response_format.pattern"),
+            CoreError::Grammar { .. } => at("response_format.grammar"),
+            CoreError::Option { what: EMPTY_STOP, .. } => at(fields.stop),
+            CoreError::Option { what: NO_VALUE, .. }
+                if options.tools.is_empty()
+                    && matches!(options.response_format, ResponseFormat::JsonSchema(_)) =>
+            {
+                at(fields.schema)
+            }
+            CoreError::Option { what, .. } if SAMPLING.contains(what) => error.into(),
+            CoreError::Option { .. } => Failure::Option(error),
+            _ => error.into(),
         }
     }
 
@@ -258,7 +333,7 @@ mod tests {
                 ..shohin::TurnOptions::default()
             };
             let failure = Failure::from(options.grammar().unwrap_err());
-            let failure = failure.in_tools(&options.tools, chat_schema);
+            let failure = failure.in_request(&options, &CHAT);
             assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
             let error = &failure.json(Style::OpenAi)["error"];
             assert_eq!(error["param"], format!("{place}/nullable"));
@@ -271,7 +346,7 @@ mod tests {
     fn an_expression_is_refused_by_its_field() {
         let response_format = shohin::core::chat::ResponseFormat::Regex("a(b".into());
         let options = shohin::TurnOptions { response_format, ..shohin::TurnOptions::default() };
-        let failure = Failure::from(options.grammar().unwrap_err());
+        let failure = Failure::from(options.grammar().unwrap_err()).in_request(&options, &CHAT);
         assert_eq!(failure.json(Style::OpenAi)["error"]["param"], "response_format.pattern");
     }
 }

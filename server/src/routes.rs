@@ -1,7 +1,7 @@
 //! What is at which path.
 
 use crate::engine::{self, Job, Update};
-use crate::failure::{Failure, Style, chat_schema};
+use crate::failure::{CHAT, COMPLETIONS, Failure, MESSAGES, RESPONSES, Style};
 use crate::metrics::Metrics;
 use crate::page;
 use axum::Router;
@@ -240,7 +240,7 @@ async fn chat(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = ChatCompletionRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
     let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, request.seed).await;
-    let updates = updates.map_err(|failure| failure.in_tools(&request.options.tools, chat_schema))?;
+    let updates = updates.map_err(|failure| failure.in_request(&request.options, &CHAT))?;
     let id = app.id();
     if request.stream {
         let writer = ChunkWriter::new(id, &request);
@@ -256,7 +256,7 @@ async fn respond(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = ResponsesRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
     let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, None).await;
-    let updates = updates.map_err(|failure| failure.in_tools(&request.options.tools, |_| "parameters"))?;
+    let updates = updates.map_err(|failure| failure.in_request(&request.options, &RESPONSES))?;
     let mut writer = ResponseWriter::new(app.id(), &request);
     if request.stream {
         return Ok(streamed(app, updates, Form::Response(writer)));
@@ -271,8 +271,7 @@ async fn message(State(app): Shared, body: Body) -> Response {
         let request = MessagesRequest::parse(&text(body)?)?;
         app.check_name(request.model.as_ref())?;
         let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, None).await;
-        let updates =
-            updates.map_err(|failure| failure.in_tools(&request.options.tools, |_| "input_schema"))?;
+        let updates = updates.map_err(|failure| failure.in_request(&request.options, &MESSAGES))?;
         let mut writer = MessageWriter::new(app.id(), &request, updates.prompt);
         if request.stream {
             return Ok(streamed(app, updates, Form::Message(writer)));
@@ -306,7 +305,8 @@ async fn complete(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = CompletionRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
     let prompt = Asked::Text(request.prompt.clone());
-    let updates = app.begin(prompt, &request.options, request.seed).await?;
+    let updates = app.begin(prompt, &request.options, request.seed).await;
+    let updates = updates.map_err(|failure| failure.in_request(&request.options, &COMPLETIONS))?;
     let id = app.id();
     if request.stream {
         let writer = TextWriter::new(id, &request);

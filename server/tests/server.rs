@@ -516,7 +516,7 @@ fn what_is_wrong_is_said_and_the_server_goes_on() {
     let chat = "/v1/chat/completions";
     for (path, body, status, param, code, says) in [
         (chat, "{".into(), 400, None, None, "JSON"),
-        (chat, "[]".into(), 400, Some("request"), None, "must be an object"),
+        (chat, "[]".into(), 400, None, None, "must be an object"),
         (chat, "{}".into(), 400, Some("messages"), None, "must be an array"),
         (chat, json!({ "messages": [] }).to_string(), 400, Some("messages"), None, "at least one"),
         (
@@ -583,6 +583,15 @@ fn what_is_wrong_is_said_and_the_server_goes_on() {
         ("/v1/embeddings", json!({ "input": "" }).to_string(), 400, None, None, "empty"),
         ("/v1/embeddings", json!({ "input": [] }).to_string(), 400, Some("input"), None, "must be"),
         ("/v1/images", "{}".into(), 404, None, None, "/v1/images"),
+        (chat, with(ask("x"), json!({ "stop": [""] })).to_string(), 400, Some("stop"), None, "stop string"),
+        (
+            "/v1/completions",
+            json!({ "prompt": "x", "stop": "" }).to_string(),
+            400,
+            Some("stop"),
+            None,
+            "stop string",
+        ),
     ] {
         let answer = server.send("POST", path, &body, &[]);
         let found = answer.status;
@@ -1211,6 +1220,41 @@ fn tools_and_a_response_format_go_together() {
     // Of four replies some have the format, and others a call.
     assert!((1..4).contains(&answers(None)));
     assert_eq!(answers(Some("required")), 0);
+}
+
+#[test]
+fn formats_that_cannot_be_followed_are_refused_by_their_place() {
+    let server = Running::new(|_| ());
+    let refused = |path: &str, request: Value| {
+        let answer = server.post(path, &request);
+        assert_eq!(answer.status, 400);
+        let error = answer.json()["error"].clone();
+        (error["param"].as_str().map(String::from), error["message"].as_str().unwrap().to_string())
+    };
+    let unique = json!({ "type": "object", "properties": { "a": { "type": "array", "uniqueItems": true } } });
+    for (schema, place) in [(unique, "/properties/a/uniqueItems"), (json!({ "enum": [] }), "")] {
+        let named = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+        let (param, says) =
+            refused("/v1/chat/completions", with(ask("x"), json!({ "response_format": named })));
+        assert_eq!(param, Some(format!("response_format.json_schema.schema{place}")));
+        assert!(place.is_empty() || says.starts_with(param.as_ref().unwrap()), "{says}");
+        let format = json!({ "type": "json_schema", "name": "x", "schema": schema });
+        let (param, _) = refused("/v1/responses", json!({ "input": "x", "text": { "format": format } }));
+        assert_eq!(param, Some(format!("text.format.schema{place}")));
+    }
+    for (kind, name, value) in [
+        ("regex", "pattern", json!("")),
+        ("regex", "pattern", json!("a(?=b)")),
+        ("regex", "pattern", json!("a(b")),
+        ("grammar", "grammar", json!("x ::= \"a\"")),
+        ("grammar", "grammar", json!("root ::= \"\"")),
+        ("choice", "choices", json!([""])),
+    ] {
+        let format = json!({ "type": kind, (name): value });
+        let (param, _) =
+            refused("/v1/chat/completions", with(ask("x"), json!({ "response_format": format })));
+        assert_eq!(param, Some(format!("response_format.{name}")));
+    }
 }
 
 #[test]
