@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 /// Bytes of events that are held for a client that reads slowly. With more, its reply waits and keeps its slot, so this is
 /// more than the events of ordinary replies have, and little enough that hundreds of such clients fit in memory.
-const HELD: usize = 4 << 20;
+const HELD: usize = 2 << 20;
 
 /// With more bytes than this held, parts of a reply are collected: a part for each token would take many times its text.
 const SMALL: usize = 16 << 10;
