@@ -64,7 +64,6 @@ const flag = kind("boolean");
 // Also true for objects of another window.
 const isAddress = (found: unknown) => /^\[object (String|URL|TrustedScriptURL)\]$/.test(Object.prototype.toString.call(found));
 const address = must(isAddress, "a URL");
-const object = must(isObject, "an object");
 const signal = must(
   (found: AbortSignal) => typeof found.addEventListener === "function" && typeof found.aborted === "boolean",
   "an AbortSignal",
@@ -125,8 +124,26 @@ const TEMPLATE: Checks<TemplateOptions> = {
     onlyFields(place, found, ["budget"]);
     must((budget: number) => typeof budget === "number" && budget >= 0, "a number of tokens")(`${place}.budget`, found["budget"]);
   },
-  tools: (place, found) => each(place, found, "an array of functions", object),
+  tools: (place, found) =>
+    each(place, found, "an array of functions", (place, tool) => {
+      if (!isObject(tool)) refuse(place, tool, "an object with a function");
+      const { type, function: called } = tool;
+      if (type != null && type !== "function") refuse(`${place}.type`, type, "function");
+      if (!isObject(called)) refuse(`${place}.function`, called, "an object with a name");
+      onlyFields(place, tool, ["type", "function"]);
+      must((found: unknown) => typeof found === "string" && found !== "", "a name")(`${place}.function.name`, called["name"]);
+      functionOf(`${place}.function`, called, "name");
+    }),
 };
+
+/** Checks what describes a function, beside a field of its own. */
+function functionOf(place: string, found: Record<string, unknown>, own: string): void {
+  onlyFields(place, found, [own, "description", "parameters", "strict"]);
+  const { description, parameters, strict } = found;
+  if (description != null) text(`${place}.description`, description);
+  if (parameters != null) must(isObject, "a JSON Schema")(`${place}.parameters`, parameters);
+  if (strict != null) must((found: unknown) => typeof found === "boolean", "true or false")(`${place}.strict`, strict);
+}
 
 const CHAT: Checks<ChatOptions> = {
   ...GENERATE,
@@ -149,9 +166,8 @@ const SESSION: Checks<SessionOptions> = {
     for (const [name, tool] of Object.entries(found)) {
       const run = isObject(tool) ? tool["run"] : tool;
       if (typeof run !== "function") refuse(`${place}.${name}`, tool, "a function, or an object with a function run");
-      if (!isObject(tool)) continue;
-      if (tool["description"] != null) text(`${place}.${name}.description`, tool["description"]);
-      if (tool["parameters"] != null) must(isObject, "a JSON Schema")(`${place}.${name}.parameters`, tool["parameters"]);
+      if (name === "") throw new ShohinError("argument", `a function in ${place} has no name`);
+      if (isObject(tool)) functionOf(`${place}.${name}`, tool, "run");
     }
   },
   maxToolRounds: must((found: unknown) => found === Infinity || isCount(found), "a whole number, at least 1"),
