@@ -3,6 +3,7 @@ import { open, readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { fileURLToPath } from "node:url";
 import { Worker } from "node:worker_threads";
+import { cacheArguments, checkAddress } from "./api/arguments.js";
 import { ShohinError } from "./api/errors.js";
 import type { CacheOptions } from "./api/options.js";
 import { downloadPieces } from "./load/download.js";
@@ -19,12 +20,16 @@ export * from "./local.js";
 export async function clearCache(): Promise<void> {}
 
 /** Node keeps no copies. */
-export async function listCache(_url?: string | URL, _options?: CacheOptions): Promise<[]> {
+export async function listCache(url?: string | URL, options: CacheOptions = {}): Promise<[]> {
+  cacheArguments(options);
+  if (url !== undefined) checkAddress(url);
   return [];
 }
 
 /** Node keeps no copies. */
-export async function deleteCache(_url: string | URL, _options?: CacheOptions): Promise<boolean> {
+export async function deleteCache(url: string | URL, options: CacheOptions = {}): Promise<boolean> {
+  cacheArguments(options);
+  checkAddress(url);
   return false;
 }
 

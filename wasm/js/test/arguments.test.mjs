@@ -79,6 +79,16 @@ describe("the package in Node", () => {
     assert.deepEqual(Object.keys(shohin).sort(), names);
   });
 
+  test("refuses addresses of copies that are none, although it keeps no copies", async () => {
+    const { deleteCache, listCache } = shohin;
+    assert.deepEqual([await listCache(), await listCache("bonsai-1.7b"), await deleteCache(new URL("https://localhost/a"))], [[], [], false]);
+    for (const call of [deleteCache, listCache]) {
+      for (const url of [5, {}, null]) await assert.rejects(call(url), { name: "ShohinError", code: "argument", message: /^the address is .*, but must be a URL$/ });
+      await assert.rejects(call("a", { hubs: "b" }), { code: "argument" });
+    }
+    await assert.rejects(deleteCache(), { code: "argument" });
+  });
+
   test("prints uncaught errors in a few lines", async () => {
     const script = `import { Engine } from "shohin"; await Engine.load("/no/such/file.gguf");`;
     const cwd = new URL("../", import.meta.url);

@@ -165,13 +165,14 @@ describe("in a browser", { timeout: 120_000 }, () => {
       const refused = (promise) => promise.catch(({ code, message }) => `${code}: ${message}`);
       return {
         listed: [await listed(), await listed({ hub: new URL(hub) })],
-        refused: [await refused(listCache(name, { hubs: hub })), await refused(deleteCache(name, { hub: "mirror" }))],
+        refused: [await refused(listCache(name, { hubs: hub })), await refused(deleteCache(name, { hub: "mirror" })), await refused(listCache(5)), await refused(deleteCache({})), await refused(deleteCache())],
         deleted: [await deleteCache(name), await deleteCache(name, { hub }), await deleteCache(name, { hub })],
       };
     }, [name, hub]);
     assert.deepEqual(found.listed, [[], ["/mirror/you/yours/resolve/main/nano.gguf"]]);
     assert.match(found.refused[0], /^argument: there is no option "hubs" here; did you mean hub\?$/);
     assert.match(found.refused[1], /^argument: hub is "mirror", but must be an http or https address$/);
+    assert.deepEqual(found.refused.slice(2), ["5", "an object", "undefined"].map((what) => `argument: the address is ${what}, but must be a URL`));
     assert.deepEqual([found.deleted, await list()], [[false, true, false], []]);
   });
 

@@ -381,6 +381,11 @@ export function completionOptions(options: { signal?: AbortSignal }): { signal?:
 }
 
 /** @internal */
+export function checkAddress(url: unknown): void {
+  address("the address", url);
+}
+
+/** @internal */
 export function cacheArguments(options: CacheOptions): CacheOptions {
   return optionsOf(options, CACHE);
 }

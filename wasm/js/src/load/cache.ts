@@ -1,5 +1,5 @@
 // Downloads kept in the browser's origin-private file system: each is made once, and resumes after an interruption.
-import { cacheArguments } from "../api/arguments.js";
+import { cacheArguments, checkAddress } from "../api/arguments.js";
 import { abortError, converted, ShohinError } from "../api/errors.js";
 import type { CacheOptions, LoadOptions, Progress } from "../api/options.js";
 import { downloadPieces, isOutdated, SILENCE, SLICE, type DownloadOptions, type Keep, type Version } from "./download.js";
@@ -421,6 +421,7 @@ export async function copies(urls?: readonly string[]): Promise<CacheEntry[]> {
 
 /** The URLs of a model's files. */
 function filesOf(url: string | URL, hub: string | URL | undefined): string[] {
+  checkAddress(url);
   const base = typeof document === "undefined" ? location.href : document.baseURI;
   const { href } = converted("the URL", () => new URL(typeof url === "string" ? addressOf(url, hub) : url, base));
   return partsOf(href) ?? [href];
