@@ -457,26 +457,42 @@ export async function deleteOutdated(url: string, options: DownloadOptions): Pro
 }
 
 /**
- * Deletes the copy of a URL, for a model in parts those of all parts; returns whether there was one. Fails with code `read` while one of
- * them is read or downloaded.
+ * Deletes the copy of a URL, for a model in parts those of all parts; returns whether there was one. Fails with code `read` if one of
+ * them is read or downloaded for longer than a second.
  */
 export async function deleteCache(url: string | URL, options: CacheOptions = {}): Promise<boolean> {
   const { hub } = cacheArguments(options);
   const files = filesOf(url, hub);
   // Where the user blocks storage, this says so, and locks are refused, too.
   await directory();
-  // A copy that several tabs read at once could be deleted all the same.
-  for (const file of files) if (await isInUse(file)) throw new ShohinError("read", `the kept copy of ${file} is in use`);
   let had = false;
-  for (const file of files) had = (await deleteCopy(file)) || had;
+  await patiently(async () => {
+    // A copy that several tabs read at once could be deleted all the same.
+    for (const file of files) if (await isInUse(file)) throw new ShohinError("read", `the kept copy of ${file} is in use`);
+    for (const file of files) had = (await deleteCopy(file)) || had;
+  });
   return had;
 }
 
-/** Deletes every kept download of this site. Fails with code `read` while one of them is read or downloaded. */
+/** Tries something for a second: a load that was aborted lets go of its files a moment later. */
+async function patiently(attempt: () => Promise<void>): Promise<void> {
+  for (let times = 1; ; times++) {
+    try {
+      return await attempt();
+    } catch (error) {
+      if (times === 20) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+  }
+}
+
+/** Deletes every kept download of this site. Fails with code `read` if one of them is read or downloaded for longer than a second. */
 export async function clearCache(): Promise<void> {
   const parent = await root();
-  await parent.removeEntry(DIRECTORY, { recursive: true }).catch((cause: unknown) => {
-    if (cause instanceof DOMException && cause.name === "NotFoundError") return;
-    throw new ShohinError("read", "the kept downloads could not be deleted; one of them may be in use", { cause });
-  });
+  const attempt = () =>
+    parent.removeEntry(DIRECTORY, { recursive: true }).catch((cause: unknown) => {
+      if (cause instanceof DOMException && cause.name === "NotFoundError") return;
+      throw new ShohinError("read", "the kept downloads could not be deleted; one of them may be in use", { cause });
+    });
+  await patiently(attempt);
 }
