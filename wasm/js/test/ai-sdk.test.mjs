@@ -90,6 +90,12 @@ describe("a small model", () => {
     assert.deepEqual([errors, parts.find(({ type }) => type === "error").error.code, parts.at(-1).finishReason], [["option"], "option", "error"]);
   });
 
+  test("is refused without an engine", () => {
+    for (const make of [languageModel, embeddingModel]) {
+      for (const engine of [undefined, null, {}, MODEL]) assert.throws(() => make(engine), { name: "ShohinError", code: "argument", message: /^the engine must be an Engine/ });
+    }
+  });
+
   test("is aborted", async () => {
     await assert.rejects(generateText({ model, prompt, abortSignal: AbortSignal.abort() }), { name: "AbortError" });
     const abort = new AbortController();

@@ -243,17 +243,20 @@ describe("useChat", { timeout: 60_000 }, () => {
   });
 
   test("reports a model that cannot be loaded, and takes back a message that fails", async () => {
-    const { failed, taken } = await page.evaluate(async () => {
+    const { failed, missing, taken } = await page.evaluate(async () => {
       mount("missing.gguf");
       const failed = await until(({ status }) => status === "failed");
       await chat.send("Ignored.");
+      mount(undefined);
+      const missing = await until(({ status }) => status === "failed");
       mount("model.gguf", { initialMessages: [{ role: "user", content: "Hello!" }, { role: "assistant", content: "Hi!" }] });
       await until(({ status }) => status === "ready");
       await chat.send("Why?", { temperature: -1 });
       const taken = await until(({ error }) => error);
       unmount();
-      return { failed, taken };
+      return { failed, missing, taken };
     });
+    assert.deepEqual(missing.error, { name: "ShohinError", code: "argument" });
     assert.deepEqual([failed.error, failed.messages], [{ name: "ShohinError", code: "http" }, []]);
     assert.deepEqual([taken.error.code, taken.messages.map(({ content }) => content), taken.status], ["option", ["Hello!", "Hi!"], "ready"]);
     assert.deepEqual(failures, []);

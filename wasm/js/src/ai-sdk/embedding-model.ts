@@ -1,9 +1,11 @@
 // Embeddings as the AI SDK requests them.
 import type { EmbeddingModelV3 } from "@ai-sdk/provider";
+import { givenEngine } from "../api/given-engine.js";
 import type { EmbedOptions, Engine } from "../index.js";
 
 /** An embedding model of the AI SDK over an engine: `embed({ model: embeddingModel(engine), value })`. */
 export function embeddingModel(engine: Engine, settings: Omit<EmbedOptions, "signal"> = {}): EmbeddingModelV3 {
+  givenEngine(engine, "embed");
   return {
     specificationVersion: "v3",
     provider: "shohin",

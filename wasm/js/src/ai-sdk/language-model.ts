@@ -9,6 +9,7 @@ import type {
   SharedV3ProviderMetadata,
   SharedV3Warning,
 } from "@ai-sdk/provider";
+import { givenEngine } from "../api/given-engine.js";
 import { withSchema } from "../api/schema-prompt.js";
 import { callId } from "../api/tool-results.js";
 import type { ChatFinish, ChatMessage, ChatOptions, Chunk, Conversation, Engine, Tool, ToolCall } from "../index.js";
@@ -134,6 +135,7 @@ async function* partsOf(chunks: AsyncIterable<Chunk<ChatFinish>>, withRaw: boole
  * the other; only the prompt's beginning that the last call had, too, is not computed again.
  */
 export function languageModel(engine: Engine | Conversation, settings: LanguageModelSettings = {}): LanguageModelV3 {
+  givenEngine(engine);
   const model = "info" in engine ? engine.info.model : undefined;
   const modelId = model?.name || model?.architecture || "conversation";
   return {

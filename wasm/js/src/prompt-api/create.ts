@@ -28,7 +28,8 @@ export interface LanguageModelClass {
 
 /** The interface of the Prompt API over a model: `const LanguageModel = createLanguageModel({ model: "bonsai-1.7b" })`. */
 export function createLanguageModel(settings: LanguageModelSettings): LanguageModelClass {
-  const { model, ...options } = settings;
+  // Without a model, the promises of `create` and `availability` say what it must be.
+  const { model, ...options } = settings ?? {};
   const shared = new SharedEngine(model, options);
 
   class Bound extends LanguageModel {

@@ -25,7 +25,7 @@ export interface Share {
 
 /** Also true for an engine of `shohin/local`, whose class is another one. */
 function isEngine(model: ModelSource | Engine): model is Engine {
-  return typeof (model as Partial<Engine>).conversation === "function";
+  return typeof (model as Partial<Engine> | null | undefined)?.conversation === "function";
 }
 
 /** An engine that is loaded by its first session and disposed with its last one, or that belongs to the page. @internal */
