@@ -4,7 +4,7 @@ import type { CallbackManagerForLLMRun } from "@langchain/core/callbacks/manager
 import type { BaseLanguageModelInput } from "@langchain/core/language_models/base";
 import { BaseChatModel, type BaseChatModelCallOptions, type BaseChatModelParams, type BindToolsInput } from "@langchain/core/language_models/chat_models";
 import { assembleStructuredOutputPipeline, createContentParser } from "@langchain/core/language_models/structured_output";
-import { AIMessage, AIMessageChunk, ToolMessage, type BaseMessage, type UsageMetadata } from "@langchain/core/messages";
+import { AIMessage, AIMessageChunk, ToolMessage, type BaseMessage, type MessageContent, type UsageMetadata } from "@langchain/core/messages";
 import { ChatGenerationChunk, type ChatResult } from "@langchain/core/outputs";
 import type { Runnable } from "@langchain/core/runnables";
 import { convertToOpenAITool } from "@langchain/core/utils/function_calling";
@@ -12,6 +12,7 @@ import { toJsonSchema } from "@langchain/core/utils/json_schema";
 import type { SerializableSchema } from "@langchain/core/utils/standard_schema";
 import { isInteropZodSchema, type InteropZodType } from "@langchain/core/utils/types";
 import { withSchema } from "./api/schema-prompt.js";
+import { givenEngine } from "./api/given-engine.js";
 import { callId, inCallOrder, type IdentifiedMessage } from "./api/tool-results.js";
 import type { ChatFinish, ChatMessage, ChatOptions, Conversation, EmbedOptions, Engine, ResponseFormat, TextPart, Tool } from "./index.js";
 
@@ -49,6 +50,14 @@ function messageOf(message: BaseMessage): IdentifiedMessage {
   return { ...rest, content: message.text, ...(typeof reasoning === "string" && { reasoning }), ...(toolCalls.length > 0 && { toolCalls }) };
 }
 
+/** A tool of LangChain, or a definition as in the formats of OpenAI or Anthropic. The engine refuses others. */
+function toolOf(tool: BindToolsInput): Tool {
+  const { input_schema, ...rest } = tool as Record<string, any>;
+  const parameters = input_schema ?? rest["parameters"];
+  if (parameters && !("type" in rest)) return { type: "function", function: { ...rest, parameters } as Tool["function"] };
+  return convertToOpenAITool(tool) as Tool;
+}
+
 /** What a reply ended with, for its last message. */
 function endOf({ usage, reason, seed, timings }: ChatFinish): { usage_metadata: UsageMetadata; response_metadata: Record<string, unknown> } {
   const { promptTokens, cachedTokens, completionTokens, reasoningTokens } = usage;
@@ -68,10 +77,13 @@ function endOf({ usage, reason, seed, timings }: ChatFinish): { usage_metadata: 
 export class ChatShohin extends BaseChatModel<ChatShohinCallOptions> {
   #engine: Engine | Conversation;
   #options: ChatShohinFields["options"];
+  /** Of a conversation, which does not know its model. */
+  #id = callId();
 
-  constructor({ engine, options, ...fields }: ChatShohinFields) {
-    super(fields);
-    this.#engine = engine;
+  constructor(fields: ChatShohinFields) {
+    const { engine, options, ...rest } = fields ?? {};
+    super(rest);
+    this.#engine = givenEngine(engine);
     this.#options = options;
   }
 
@@ -83,16 +95,31 @@ export class ChatShohin extends BaseChatModel<ChatShohinCallOptions> {
     return "shohin";
   }
 
-  /** The model with functions that it may call; `tool_choice` is `auto`, `none`, `any` or the name of one. */
-  override bindTools(tools: BindToolsInput[], kwargs: Partial<ChatShohinCallOptions> = {}): Runnable<BaseLanguageModelInput, AIMessageChunk, ChatShohinCallOptions> {
-    return this.withConfig({ ...kwargs, tools: tools.map((tool) => convertToOpenAITool(tool) as Tool) });
+  /** For the keys of a cache. Not `options`, which are those of a call there. */
+  override _identifyingParams(): Record<string, any> {
+    return { model: "info" in this.#engine ? this.#engine.info.model : this.#id, defaults: this.#options };
   }
 
-  /** The model with replies that always satisfy a schema, of Zod or as JSON Schema. */
+  /** Number of tokens, by the engine's tokenizer. A conversation has none. */
+  override async getNumTokens(content: MessageContent): Promise<number> {
+    const engine = givenEngine(this.#engine as Engine, "tokenize");
+    const text = typeof content === "string" ? content : content.map((part) => (part.type === "text" ? part["text"] : "")).join("");
+    return (await engine.tokenize(text)).length;
+  }
+
+  /** The model with functions that it may call; `tool_choice` is `auto`, `none`, `any` or the name of one. */
+  override bindTools(tools: BindToolsInput[], kwargs: Partial<ChatShohinCallOptions> = {}): Runnable<BaseLanguageModelInput, AIMessageChunk, ChatShohinCallOptions> {
+    return this.withConfig({ ...kwargs, tools: tools.map(toolOf) });
+  }
+
+  /** The model with replies that always satisfy a schema: of Zod, as JSON Schema, or as the `parameters` of a function. */
   override withStructuredOutput<T extends Record<string, any> = Record<string, any>>(schema: Schema<T>, config?: { includeRaw?: false }): Runnable<BaseLanguageModelInput, T>;
   override withStructuredOutput<T extends Record<string, any> = Record<string, any>>(schema: Schema<T>, config: { includeRaw: true }): Runnable<BaseLanguageModelInput, { raw: BaseMessage; parsed: T }>;
   override withStructuredOutput(schema: Schema<Record<string, any>>, { includeRaw }: { includeRaw?: boolean } = {}): any {
-    const json = isInteropZodSchema(schema) || "~standard" in schema ? toJsonSchema(schema as never) : schema;
+    const { name, description, parameters } = schema as Record<string, any>;
+    const isFunction = typeof name === "string" && typeof parameters === "object" && parameters !== null;
+    const plain = isFunction ? { ...(description && { description }), ...parameters } : schema;
+    const json = isInteropZodSchema(schema) || "~standard" in schema ? toJsonSchema(schema as never) : plain;
     const model = this.withConfig({ responseFormat: { type: "json_schema", schema: json as object } });
     return assembleStructuredOutputPipeline(model, createContentParser(schema), includeRaw);
   }
@@ -138,9 +165,10 @@ export class ShohinEmbeddings extends Embeddings {
   #engine: Engine;
   #options: Omit<EmbedOptions, "signal">;
 
-  constructor({ engine, options = {}, ...fields }: EmbeddingsParams & { engine: Engine; options?: Omit<EmbedOptions, "signal"> }) {
-    super(fields);
-    this.#engine = engine;
+  constructor(fields: EmbeddingsParams & { engine: Engine; options?: Omit<EmbedOptions, "signal"> }) {
+    const { engine, options = {}, ...rest } = fields ?? {};
+    super(rest);
+    this.#engine = givenEngine(engine, "embed");
     this.#options = options;
   }
 

@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { readFile } from "node:fs/promises";
 import { after, before, describe, test } from "node:test";
+import { InMemoryCache } from "@langchain/core/caches";
 import { AIMessage, HumanMessage, SystemMessage, ToolMessage } from "@langchain/core/messages";
 import { StringOutputParser } from "@langchain/core/output_parsers";
 import { ChatPromptTemplate } from "@langchain/core/prompts";
@@ -13,6 +14,7 @@ import { z } from "zod";
 import { scripted } from "./scripted.mjs";
 
 const MODEL = await readFile(new URL("../../../models/sprout.gguf", import.meta.url));
+const NANO = await readFile(new URL("../../../models/sprout-nano.gguf", import.meta.url));
 const options = { temperature: 0, maxTokens: 24 };
 
 describe("a small model", () => {
@@ -75,6 +77,54 @@ describe("a small model", () => {
     assert.deepEqual([raw.text, parsed], ['{"legs":4}', { legs: 4 }]);
   });
 
+  test("writes the arguments of a function definition", async () => {
+    const parameters = { type: "object", properties: { legs: { const: 4 } }, required: ["legs"] };
+    const seen = [];
+    const recording = { chat: (messages, options) => (seen.push(options), engine.chat(messages, options)) };
+    const structured = new ChatShohin({ engine: recording, options }).withStructuredOutput({ name: "cow", description: "Describes a cow", parameters });
+    assert.deepEqual(await structured.invoke("?"), { legs: 4 });
+    assert.deepEqual(seen[0].responseFormat.schema, { description: "Describes a cow", ...parameters });
+  });
+
+  test("counts the engine's tokens", async () => {
+    const text = "What does a cow say?";
+    const { length } = await engine.tokenize(text);
+    const parts = [{ type: "text", text: "What does " }, { type: "image_url", image_url: "data:," }, { type: "text", text: "a cow say?" }];
+    assert.deepEqual([await model.getNumTokens(text), await model.getNumTokens(parts)], [length, length]);
+    const talk = await engine.conversation();
+    await assert.rejects(new ChatShohin({ engine: talk }).getNumTokens(text), { name: "ShohinError", code: "argument" });
+    await talk.dispose();
+  });
+
+  test("caches by its model and its options", async () => {
+    const cache = new InMemoryCache(new Map());
+    const other = await Engine.load(NANO, { threads: 1 });
+    const talks = [await engine.conversation(), await engine.conversation()];
+    let chats = 0;
+    const asked = async (engine, options, call) => {
+      const before = chats;
+      const recording = Object.assign(Object.create(engine), { chat: (messages, options) => ((chats += 1), engine.chat(messages, options)) });
+      const { text } = await new ChatShohin({ engine: recording, options, cache }).invoke("Hello!", call);
+      return [text, chats - before];
+    };
+    const short = { ...options, maxTokens: 2 };
+    const call = { options: { seed: 5 } };
+    const [long] = await asked(engine, options);
+    assert.equal(long, wanted.text);
+    assert.deepEqual(await asked(engine, options), [long, 0]);
+    const [cut, once] = await asked(engine, short);
+    assert.ok(once === 1 && cut.length < long.length);
+    assert.deepEqual([await asked(engine, options, call), await asked(engine, short, call)], [[long, 1], [cut, 1]]);
+    for (const engine of [other, ...talks]) assert.equal((await asked(engine, options))[1], 1);
+    await other.dispose();
+  });
+
+  test("refuses what is not an engine", () => {
+    for (const fields of [undefined, {}, { engine: null }, { engine: MODEL }]) {
+      for (const Class of [ChatShohin, ShohinEmbeddings]) assert.throws(() => new Class(fields), { name: "ShohinError", code: "argument", message: /^the engine must be an Engine/ });
+    }
+  });
+
   test("embeds texts", async () => {
     const embeddings = new ShohinEmbeddings({ engine, options: { pooling: "last" } });
     const texts = ["A cow.", "The weather is fine."];
@@ -111,6 +161,21 @@ describe("a model that thinks and calls tools", () => {
     const results = ["y", "x"].map((id) => new ToolMessage({ content: id, tool_call_id: id }));
     await model.invoke([...messages, said, ...results]);
     assert.deepEqual(seen.at(-1).messages.slice(3).map(({ content }) => content), ["x", "y"]);
+  });
+
+  test("takes definitions of functions in other formats", async (t) => {
+    const engine = await load(t, ["It is", " five."]);
+    const model = new ChatShohin({ engine, options: { temperature: 0, maxTokens: 60 } });
+    const schema = { type: "object", properties: { a: { const: 2 } }, required: ["a"], additionalProperties: false };
+    for (const given of [{ input_schema: schema }, { parameters: schema }]) {
+      const { tool_calls: [call] } = await model.bindTools([{ name: "add", description: "Adds", ...given }], { tool_choice: "any" }).invoke("2 + 3?");
+      assert.deepEqual([call.name, call.args], ["add", { a: 2 }]);
+    }
+    const wrong = [
+      [{ name: "add", input_schema: schema, cache_control: {} }, /no field "cache_control" in this tools\[0\]\.function/],
+      [{ type: "web_search", name: "search" }, /^tools\[0\]\.type is "web_search"/],
+    ];
+    for (const [given, message] of wrong) await assert.rejects(model.bindTools([given]).invoke("?"), { code: "argument", message });
   });
 
   test("separates thoughts from the reply", async (t) => {
