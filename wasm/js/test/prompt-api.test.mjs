@@ -318,6 +318,18 @@ describe("the model of sessions", () => {
     assert.equal(await missing.availability(), "unavailable");
     await assert.rejects(missing.create(), (error) => named("NotReadableError", /missing\.gguf/)(error) && error.cause instanceof ShohinError && error.cause.code === "read");
     await assert.rejects(createLanguageModel({ model: "bonsai-9b" }).create(), TypeError);
+    for (const LanguageModel of [createLanguageModel(), createLanguageModel({}), createLanguageModel({ model: null })]) {
+      for (const call of ["create", "availability"]) await assert.rejects(LanguageModel[call](), { name: "TypeError", message: /^the model must be a URL/ });
+    }
+  });
+
+  test("is not available once the page has disposed its engine", async () => {
+    const engine = await Engine.load(MODEL, { context: 256, threads: 1 });
+    const LanguageModel = createLanguageModel({ model: engine });
+    assert.equal(await LanguageModel.availability(), "available");
+    await engine.dispose();
+    assert.deepEqual([await LanguageModel.availability(), await LanguageModel.params()], ["unavailable", null]);
+    await assert.rejects(LanguageModel.create(), named("InvalidStateError"));
   });
 });
 
@@ -355,6 +367,9 @@ test("a page has the same interface, over the same engine", async () => {
       const sameLocal = (await local.prompt("Hello!")) === whole;
       await engine.dispose();
       const disposed = await local.prompt("Hello!").catch((error) => error);
+      const own = await (await import("shohin")).Engine.load("model.gguf", { context: 256 });
+      const Own = createLanguageModel({ model: own });
+      const closed = [await Own.availability(), await own.dispose(), await Own.availability()];
 
       const Ending = createLanguageModel({ model: "model.gguf", context: 256, workerUrl: "/ending.js" });
       const ended = await Ending.create();
@@ -368,6 +383,7 @@ test("a page has the same interface, over the same engine", async () => {
         again: [code, (await next.prompt("Hello!")) === whole],
         local: [sameLocal, disposed instanceof DOMException, disposed.name],
         availability,
+        closed,
         first: events[0].loaded,
         last: events.at(-1).loaded,
         isProgress: events.every((event) => event instanceof ProgressEvent),
@@ -383,6 +399,7 @@ test("a page has the same interface, over the same engine", async () => {
       again: ["worker", true],
       local: [true, true, "InvalidStateError"],
       availability: ["downloadable", "available"],
+      closed: ["available", undefined, "unavailable"],
       first: 0,
       last: 1,
       isProgress: true,

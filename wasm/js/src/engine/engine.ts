@@ -146,6 +146,11 @@ export class Engine extends Conversation {
     return typeof text === "string" ? vectors[0]! : vectors;
   }
 
+  /** Whether it was disposed, or its worker has ended. @internal */
+  get isClosed(): boolean {
+    return this.#transport.isClosed;
+  }
+
   /**
    * Text to token ids, with the beginning-of-sequence token if the model uses one. Control tokens such as `<|im_end|>` are plain text
    * unless `special` is set; user-defined ones such as `<think>` are themselves.

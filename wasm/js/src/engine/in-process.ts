@@ -6,6 +6,7 @@ import type { Transport } from "./transport.js";
 
 /** @internal */
 export class InProcess implements Transport {
+  isClosed = false;
   #runtime = new Runtime();
 
   async call<M extends CallMethod>(method: M, params: Params<M>, caller: Caller = {}): Promise<Result<M>> {
@@ -19,6 +20,7 @@ export class InProcess implements Transport {
   }
 
   close(): void {
+    this.isClosed = true;
     void this.#runtime.dispose();
   }
 }

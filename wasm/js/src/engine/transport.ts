@@ -18,6 +18,7 @@ export function absolute(url: string): string {
 export interface Transport {
   /** Whether other tabs use the same model. */
   readonly shared?: boolean;
+  readonly isClosed: boolean;
   call<M extends CallMethod>(method: M, params: Params<M>, caller?: Caller): Promise<Result<M>>;
   /** Leaving the loop early ends the request. */
   stream<M extends StreamMethod>(method: M, params: Params<M>, signal: AbortSignal | undefined): ReturnType<Runtime[M]>;

@@ -43,6 +43,10 @@ export class WorkerTransport implements Transport {
     return transport;
   }
 
+  get isClosed(): boolean {
+    return this.#closed !== undefined;
+  }
+
   call<M extends CallMethod>(method: M, params: Params<M>, caller: Caller = {}): Promise<Result<M>> {
     return this.#request(method, params, caller) as Promise<Result<M>>;
   }

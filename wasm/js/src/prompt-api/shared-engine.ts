@@ -41,13 +41,14 @@ export class SharedEngine {
 
   /** The engine, if it is loaded. */
   async loaded(): Promise<Engine | undefined> {
-    if (isEngine(this.#model)) return this.#model;
+    if (isEngine(this.#model)) return this.#model.isClosed ? undefined : this.#model;
     return this.#loading?.isLoaded ? this.#loading.engine : undefined;
   }
 
   async availability(): Promise<"available" | "downloadable" | "downloading" | "unavailable"> {
     if (await this.loaded()) return "available";
-    return (await Engine.availability(this.#model as ModelSource, this.#options)).status;
+    if (isEngine(this.#model)) return "unavailable";
+    return (await Engine.availability(this.#model, this.#options)).status;
   }
 
   /** Loads the engine if necessary and opens a conversation. Aborts loading if nobody else waits for it. */
