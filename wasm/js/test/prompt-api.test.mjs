@@ -275,6 +275,11 @@ test("a session runs tools", async () => {
   assert.deepEqual([called, session.contextUsage], [Array(called.length).fill([{ a: 2 }]), 0]);
   session.destroy();
   plain.destroy();
+
+  const roomy = createLanguageModel({ model: scripted(pieces), activations: "f32", context: 4096, threads: 1 });
+  const endless = await roomy.create({ ...greedy, tools: [{ name: "add", description: "Adds", inputSchema, execute: () => 5 }] });
+  await assert.rejects(endless.prompt("2 + 3?"), (error) => named("OperationError", /^the model went on calling tools/)(error) && error.cause.code === "tool_rounds");
+  endless.destroy();
 });
 
 describe("the model of sessions", () => {

@@ -44,6 +44,8 @@ export function toException(thrown: unknown): unknown {
   if (code === "argument") return new TypeError(message, { cause: thrown });
   // Of storage for the model, or of the context between calls of tools.
   if (code === "quota" || code === "context_full") return causedBy(thrown, quotaExceeded(message));
+  // The error names an option that only sessions of an engine have.
+  if (code === "tool_rounds") return causedBy(thrown, exception("OperationError", "the model went on calling tools instead of replying"));
   return causedBy(thrown, exception(NAMES[code] ?? "OperationError", message));
 }
 
