@@ -144,6 +144,30 @@ describe("a session", () => {
     session.destroy();
   });
 
+  test("reads prompts, and lists in them, from any iterable, once", async () => {
+    function* once(...items) {
+      yield* items;
+    }
+    const content = [{ type: "text", value: "What does a " }, { type: "text", value: "cow say?" }];
+    const initialPrompts = [{ role: "system", content: "Be kind." }, user("Hello!"), assistant("Hello!")];
+    const wanted = await engine.reply([...initialPrompts, user("What does a cow say?")], { preset: "greedy" });
+    const open = () => LanguageModel.create({ ...greedy, initialPrompts: once({ role: "system", content: once({ type: "text", value: "Be kind." }) }, user("Hello!"), assistant("Hello!")) });
+    const prompt = () => once(user(once(...content)));
+    const other = await open();
+    assert.equal(await other.measureContextUsage(prompt()), await other.measureContextUsage("What does a cow say?"));
+    assert.equal(await other.prompt(prompt()), wanted.text);
+    const streaming = await open();
+    assert.equal((await pieces(streaming.promptStreaming(new Set([user(content)])))).join(""), wanted.text);
+    const usage = streaming.contextUsage;
+    await streaming.append(prompt());
+    assert.ok(streaming.contextUsage > usage);
+    for (const session of [other, streaming]) session.destroy();
+    for (const call of ["prompt", "append", "measureContextUsage"]) {
+      await assert.rejects(session[call]({}), { name: "TypeError", message: "the prompt is [object Object], but must be a string or a sequence of messages" });
+    }
+    await assert.rejects(pieces(session.promptStreaming({})), TypeError);
+  });
+
   test("refuses what is not text, and options out of range", async () => {
     const before = session.contextUsage;
     for (const type of ["image", "audio", "tool-call", "tool-response"]) {
@@ -267,7 +291,7 @@ test("a session runs tools", async () => {
   const LanguageModel = createLanguageModel({ model: scripted(pieces), activations: "f32", context: 1016, threads: 1 });
   const called = [];
   const inputSchema = { type: "object", properties: { a: { const: 2 } }, required: ["a"], additionalProperties: false };
-  const session = await LanguageModel.create({ ...greedy, tools: [{ name: "add", description: "Adds", inputSchema, execute: async (...args) => called.push(args) }] });
+  const session = await LanguageModel.create({ ...greedy, tools: new Set([{ name: "add", description: "Adds", inputSchema, execute: async (...args) => called.push(args) }]).values() });
   const plain = await LanguageModel.create(greedy);
   assert.ok((await session.measureContextUsage("2 + 3?")) > (await plain.measureContextUsage("2 + 3?")) + 50);
   await assert.rejects(session.prompt("2 + 3?"), named("QuotaExceededError", /1016/));

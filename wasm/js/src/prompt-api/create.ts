@@ -3,7 +3,7 @@ import type { Engine, LoadOptions, ModelSource } from "../index.js";
 import { exception, toException } from "./exceptions.js";
 import { LanguageModel, paramsOf, Parts } from "./language-model.js";
 import { CreateMonitor } from "./monitor.js";
-import type { LanguageModelCreateCoreOptions, LanguageModelCreateOptions, LanguageModelParams } from "./options.js";
+import type { LanguageModelCreateCoreOptions, LanguageModelCreateOptions, LanguageModelMessage, LanguageModelParams } from "./options.js";
 import { checkCallback, checkCore, checkedOptions, messagesOf } from "./prompt.js";
 import { SharedEngine, type Share } from "./shared-engine.js";
 
@@ -37,7 +37,7 @@ export function createLanguageModel(settings: LanguageModelSettings): LanguageMo
       const { signal, monitor, initialPrompts, ...core } = checkedOptions(options);
       const unsupported = checkCore(core);
       checkCallback("monitor", monitor);
-      if (initialPrompts !== undefined) messagesOf(initialPrompts, true);
+      const initial = initialPrompts && (messagesOf(initialPrompts, true) as LanguageModelMessage[]);
       signal?.throwIfAborted();
       const progress = new CreateMonitor();
       monitor?.(progress);
@@ -47,7 +47,7 @@ export function createLanguageModel(settings: LanguageModelSettings): LanguageMo
         progress.reach(0);
         share = await shared.open(signal, (loaded) => progress.progress(loaded));
         const session = new Bound(new Parts(shared, share, core, [], 0, 0));
-        await session.start(initialPrompts, signal);
+        await session.start(initial, signal);
         progress.reach(1);
         return session;
       } catch (error) {
@@ -57,7 +57,7 @@ export function createLanguageModel(settings: LanguageModelSettings): LanguageMo
     }
 
     static async availability(options: LanguageModelCreateCoreOptions = {}): Promise<"available" | "downloadable" | "downloading" | "unavailable"> {
-      const unsupported = checkCore(checkedOptions(options as LanguageModelCreateOptions));
+      const unsupported = checkCore({ ...checkedOptions(options as LanguageModelCreateOptions) });
       if (unsupported) return "unavailable";
       return shared.availability().catch((error: unknown) => {
         throw toException(error);

@@ -13,7 +13,7 @@ import type {
   LanguageModelSamplingMode,
   LanguageModelTool,
 } from "./options.js";
-import { checkedOptions, constrained, hasPrefix, messagesOf } from "./prompt.js";
+import { checkedOptions, constrained, hasPrefix, messagesOf, promptOf } from "./prompt.js";
 import type { Share, SharedEngine } from "./shared-engine.js";
 
 /** Above, replies are noise. */
@@ -62,7 +62,8 @@ function sampling(options: LanguageModelCreateCoreOptions, info: EngineInfo): { 
 function toolsOf(tools: readonly LanguageModelTool[]): { run: Record<string, SessionTool>; shown: Tool[] } {
   const run: Record<string, SessionTool> = {};
   const shown: Tool[] = [];
-  for (const { name, description, inputSchema: parameters, execute } of tools) {
+  for (const { inputSchema: parameters, execute, ...texts } of tools) {
+    const [name, description] = [String(texts.name), String(texts.description)];
     run[name] = { description, parameters, run: (args) => execute(args) };
     shown.push({ type: "function", function: { name, description, parameters } });
   }
@@ -127,8 +128,9 @@ export class LanguageModel extends EventTarget {
 
   /** Adds messages to the context without a reply. */
   async append(input: LanguageModelPrompt, options: LanguageModelAppendOptions = {}): Promise<void> {
+    const given = promptOf(input);
     await this.#exclusive(options, async (signal) => {
-      const added = messagesOf(input, this.#messages.length === 0);
+      const added = messagesOf(given, this.#messages.length === 0);
       const { history, requested } = await this.#fit(added);
       const messages = [...history, ...added];
       const { conversation } = this.#parts.share;
@@ -143,7 +145,8 @@ export class LanguageModel extends EventTarget {
   /** Number of tokens that a prompt would add to the context. */
   async measureContextUsage(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): Promise<number> {
     const given = checkedOptions(options);
-    const { messages } = constrained(messagesOf(input, this.#messages.length === 0, true), hasPrefix(input), given);
+    const prompt = promptOf(input);
+    const { messages } = constrained(messagesOf(prompt, this.#messages.length === 0, true), hasPrefix(prompt), given);
     const signal = this.#signal(given.signal);
     return this.#converted(signal, async () => Math.max(0, (await this.#count([...this.#messages, ...messages])) - (await this.#count(this.#messages))));
   }
@@ -229,11 +232,12 @@ export class LanguageModel extends EventTarget {
   }
 
   async #prompt(input: LanguageModelPrompt, options: LanguageModelPromptOptions, write: (text: string) => void, cancelled?: AbortSignal): Promise<void> {
+    const prompt = promptOf(input);
     await this.#exclusive(
       options,
       async (signal, given) => {
-        const continueFinalMessage = hasPrefix(input);
-        const { messages, format } = constrained(messagesOf(input, this.#messages.length === 0, true), continueFinalMessage, given);
+        const continueFinalMessage = hasPrefix(prompt);
+        const { messages, format } = constrained(messagesOf(prompt, this.#messages.length === 0, true), continueFinalMessage, given);
         const { history } = await this.#fit(messages);
         const settings: SessionOptions = { ...this.#sampling, messages: history, tools: this.#tools.run };
         const session = this.#parts.share.conversation.session(settings);

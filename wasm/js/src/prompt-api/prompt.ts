@@ -2,7 +2,7 @@
 import { withSchema } from "../api/schema-prompt.js";
 import type { Message, ResponseFormat } from "../index.js";
 import { causedBy, exception } from "./exceptions.js";
-import type { LanguageModelCreateCoreOptions, LanguageModelPrompt, LanguageModelPromptOptions } from "./options.js";
+import type { LanguageModelCreateCoreOptions, LanguageModelMessage, LanguageModelPrompt, LanguageModelPromptOptions, LanguageModelTool } from "./options.js";
 
 const ROLES = ["system", "user", "assistant"];
 const TYPES = ["text", "image", "audio", "tool-call", "tool-response"];
@@ -17,8 +17,8 @@ function objectOf(place: string, found: unknown): Record<string, unknown> {
   return found as Record<string, unknown>;
 }
 
-function listOf(place: string, found: unknown): unknown[] {
-  if (typeof found !== "object" || found === null || !(Symbol.iterator in found)) throw new TypeError(`${place} is ${String(found)}, but must be a sequence`);
+function listOf(place: string, found: unknown, what = "a sequence"): unknown[] {
+  if (typeof found !== "object" || found === null || !(Symbol.iterator in found)) throw new TypeError(`${place} is ${String(found)}, but must be ${what}`);
   return [...(found as Iterable<unknown>)];
 }
 
@@ -47,6 +47,12 @@ function textOf(place: string, content: unknown): string {
     .join("");
 }
 
+/** A prompt whose messages can be read again: those of an iterator cannot. @internal */
+export function promptOf(input: LanguageModelPrompt): LanguageModelPrompt {
+  if (typeof input !== "object" || input === null) return input;
+  return listOf("the prompt", input, "a string or a sequence of messages") as LanguageModelMessage[];
+}
+
 /** Whether the reply to a prompt continues its last message. @internal */
 export function hasPrefix(input: LanguageModelPrompt): boolean {
   return typeof input === "object" && input !== null && Boolean(input.at(-1)?.prefix);
@@ -55,7 +61,7 @@ export function hasPrefix(input: LanguageModelPrompt): boolean {
 /** The messages of a prompt; `isFirst` if nothing comes before. @internal */
 export function messagesOf(input: LanguageModelPrompt, isFirst: boolean, isReplied = false): Message[] {
   if (typeof input !== "object" || input === null) return [{ role: "user", content: String(input) }];
-  const given = listOf("the prompt", input);
+  const given = promptOf(input) as unknown[];
   if (given.length === 0) return [{ role: "user", content: "" }];
   return given.map((message, i) => {
     const place = `the prompt's message ${i}`;
@@ -75,7 +81,7 @@ function number(name: string, found: unknown, least: number): void {
   if (!(value >= least)) throw new RangeError(`${name} is ${String(found)}, but must be at least ${least}`);
 }
 
-/** Checks options of `create` and `availability`; returns why they cannot be satisfied, if so. @internal */
+/** Checks options of `create` and `availability`, and makes their tools an array; returns why they cannot be satisfied, if so. @internal */
 export function checkCore(options: LanguageModelCreateCoreOptions): string | undefined {
   if (options.topK !== undefined) number("topK", options.topK, 1);
   if (options.temperature !== undefined) number("temperature", options.temperature, 0);
@@ -91,7 +97,9 @@ export function checkCore(options: LanguageModelCreateCoreOptions): string | und
     }
   }
   if (options.tools !== undefined) {
-    for (const [i, tool] of listOf("tools", options.tools).entries()) {
+    // Sessions read them again.
+    options.tools = listOf("tools", options.tools) as LanguageModelTool[];
+    for (const [i, tool] of options.tools.entries()) {
       const { name, description, inputSchema, execute } = objectOf(`tools[${i}]`, tool);
       for (const [key, value] of Object.entries({ name, description })) if (value === undefined) throw new TypeError(`tools[${i}].${key} is missing`);
       objectOf(`tools[${i}].inputSchema`, inputSchema);
