@@ -137,7 +137,8 @@ impl Active {
     }
 
     fn fail(mut self, failure: Failure) {
-        if !self.chunk.is_empty() {
+        // A reply that fails before it begins is an error as a whole.
+        if self.has_begun && !self.chunk.is_empty() {
             self.updates.send(Update::Chunk(std::mem::take(&mut self.chunk)));
         }
         self.updates.send(Update::Failed(failure));

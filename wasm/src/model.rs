@@ -87,9 +87,11 @@ impl Model {
     /// Reads a request in OpenAI's form only to refuse it.
     ///
     /// # Errors
-    /// If it is malformed.
+    /// If it is malformed, or an option is out of its range.
     pub fn check_request(&self, request: &str) -> JsResult<()> {
-        ChatCompletionRequest::parse(request).map(drop).map_err(js)
+        let options = ChatCompletionRequest::parse(request).map_err(js)?.options;
+        options.sampler.check().map_err(js)?;
+        options.grammar().map(drop).map_err(js)
     }
 
     /// Token ids of a conversation up to where the model's reply begins, by `TemplateOptions` of the TypeScript side.

@@ -344,7 +344,7 @@ impl Builder {
         }
         if objects.is_empty() {
             let (found, expected) = (Name::new("no object"), "a schema that objects satisfy");
-            return Err(error!(Unsupported { key: pointer("", "type"), found, expected }));
+            return Err(error!(Unsupported { key: Name::new(""), found, expected }));
         }
         Ok(self.add(Node::Any(objects)))
     }

@@ -7,7 +7,7 @@ import { assembleStructuredOutputPipeline, createContentParser } from "@langchai
 import { AIMessage, AIMessageChunk, ToolMessage, type BaseMessage, type MessageContent, type UsageMetadata } from "@langchain/core/messages";
 import { ChatGenerationChunk, type ChatResult } from "@langchain/core/outputs";
 import type { Runnable } from "@langchain/core/runnables";
-import { convertToOpenAITool } from "@langchain/core/utils/function_calling";
+import { convertToOpenAITool, isLangChainTool } from "@langchain/core/utils/function_calling";
 import { toJsonSchema } from "@langchain/core/utils/json_schema";
 import type { SerializableSchema } from "@langchain/core/utils/standard_schema";
 import { isInteropZodSchema, type InteropZodType } from "@langchain/core/utils/types";
@@ -52,9 +52,10 @@ function messageOf(message: BaseMessage): IdentifiedMessage {
 
 /** A tool of LangChain, or a definition as in the formats of OpenAI or Anthropic. The engine refuses others. */
 function toolOf(tool: BindToolsInput): Tool {
-  const { input_schema, ...rest } = tool as Record<string, any>;
+  if (isLangChainTool(tool)) return convertToOpenAITool(tool) as Tool;
+  const { input_schema, type, ...rest } = tool as Record<string, any>;
   const parameters = input_schema ?? rest["parameters"];
-  if (parameters && !("type" in rest)) return { type: "function", function: { ...rest, parameters } as Tool["function"] };
+  if (parameters && (type === undefined || (type === "custom" && input_schema))) return { type: "function", function: { ...rest, parameters } as Tool["function"] };
   return convertToOpenAITool(tool) as Tool;
 }
 
@@ -103,8 +104,10 @@ export class ChatShohin extends BaseChatModel<ChatShohinCallOptions> {
   /** Number of tokens, by the engine's tokenizer. A conversation has none. */
   override async getNumTokens(content: MessageContent): Promise<number> {
     const engine = givenEngine(this.#engine as Engine, "tokenize");
-    const text = typeof content === "string" ? content : content.map((part) => (part.type === "text" ? part["text"] : "")).join("");
-    return (await engine.tokenize(text)).length;
+    const text = typeof content === "string" ? content : content.map((part: string | MessageContent[number]) => (typeof part === "string" ? part : "text" in part ? part.text : "")).join("");
+    // Counts of several messages are added up: a token that begins every text is not theirs.
+    const [all, none] = await Promise.all([engine.tokenize(text), engine.tokenize("")]);
+    return all.length - none.length;
   }
 
   /** The model with functions that it may call; `tool_choice` is `auto`, `none`, `any` or the name of one. */

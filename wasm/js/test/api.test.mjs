@@ -125,8 +125,10 @@ describe("a small model", () => {
       [{ functions: [] }, "unsupported"],
       [{ parallel_tool_calls: 0 }, "argument"],
       [{ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, "unsupported"],
+      [{ temperature: -4 }, "option"],
     ]) {
       await assert.rejects(engine.createChatCompletion({ ...request, ...wrong }), fails(code));
+      await assert.rejects(engine.createChatCompletion({ ...request, ...wrong, stream: true }), fails(code));
     }
     const harmless = { user: "me", store: false, metadata: {}, parallel_tool_calls: true, logit_bias: null };
     assert.deepEqual((await engine.createChatCompletion({ ...request, ...harmless })).choices, answer.choices);

@@ -167,7 +167,7 @@ describe("a model that thinks and calls tools", () => {
     const engine = await load(t, ["It is", " five."]);
     const model = new ChatShohin({ engine, options: { temperature: 0, maxTokens: 60 } });
     const schema = { type: "object", properties: { a: { const: 2 } }, required: ["a"], additionalProperties: false };
-    for (const given of [{ input_schema: schema }, { parameters: schema }]) {
+    for (const given of [{ input_schema: schema }, { type: "custom", input_schema: schema }, { parameters: schema }]) {
       const { tool_calls: [call] } = await model.bindTools([{ name: "add", description: "Adds", ...given }], { tool_choice: "any" }).invoke("2 + 3?");
       assert.deepEqual([call.name, call.args], ["add", { a: 2 }]);
     }

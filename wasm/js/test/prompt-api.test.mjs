@@ -162,6 +162,7 @@ describe("a session", () => {
     await streaming.append(prompt());
     assert.ok(streaming.contextUsage > usage);
     for (const session of [other, streaming]) session.destroy();
+    await assert.rejects(LanguageModel.create({ initialPrompts: null }), TypeError);
     for (const call of ["prompt", "append", "measureContextUsage"]) {
       await assert.rejects(session[call]({}), { name: "TypeError", message: "the prompt is [object Object], but must be a string or a sequence of messages" });
     }

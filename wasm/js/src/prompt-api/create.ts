@@ -37,7 +37,7 @@ export function createLanguageModel(settings: LanguageModelSettings): LanguageMo
       const { signal, monitor, initialPrompts, ...core } = checkedOptions(options);
       const unsupported = checkCore(core);
       checkCallback("monitor", monitor);
-      const initial = initialPrompts && (messagesOf(initialPrompts, true) as LanguageModelMessage[]);
+      const initial = initialPrompts === undefined ? undefined : (messagesOf(initialPrompts, true) as LanguageModelMessage[]);
       signal?.throwIfAborted();
       const progress = new CreateMonitor();
       monitor?.(progress);

@@ -62,8 +62,8 @@ function sampling(options: LanguageModelCreateCoreOptions, info: EngineInfo): { 
 function toolsOf(tools: readonly LanguageModelTool[]): { run: Record<string, SessionTool>; shown: Tool[] } {
   const run: Record<string, SessionTool> = {};
   const shown: Tool[] = [];
-  for (const { inputSchema: parameters, execute, ...texts } of tools) {
-    const [name, description] = [String(texts.name), String(texts.description)];
+  for (const { name: called, description: described, inputSchema: parameters, execute } of tools) {
+    const [name, description] = [String(called), String(described)];
     run[name] = { description, parameters, run: (args) => execute(args) };
     shown.push({ type: "function", function: { name, description, parameters } });
   }
