@@ -150,7 +150,7 @@ fn ffi_readme() {
     let model = Model::load(model()).unwrap();
     let mut chat = model.chat().unwrap();
     let want: String = chat.send(MESSAGE).unwrap().map(|piece| piece.unwrap().content).collect();
-    assert_eq!(run(&program, &[], ""), want);
+    assert_eq!(run(&program, &[], ""), want + "\n");
 }
 
 #[test]

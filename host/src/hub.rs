@@ -544,7 +544,7 @@ impl Hub {
             if let Some(have) = range {
                 request = request.header("Range", format!("bytes={have}-"));
             }
-            let answer = request.call().map_err(failed)?;
+            let answer = request.call().map_err(|error| failed(error, &url))?;
             if own && remote.is_none() {
                 remote = remote_of(&answer);
             }
@@ -809,12 +809,13 @@ fn last(failure: Failure, named: impl Fn(HubError) -> Error) -> Error {
     }
 }
 
-fn failed(error: ureq::Error) -> Failure {
+fn failed(error: ureq::Error, url: &str) -> Failure {
     let problem = match error {
         ureq::Error::Io(error) => error.to_string(),
         other => other.to_string(),
     };
-    Failure::Passing(HubError::Network { problem: format!("cannot connect: {problem}") }, None)
+    let problem = format!("cannot connect to {}: {problem}", origin(url).unwrap_or_default());
+    Failure::Passing(HubError::Network { problem }, None)
 }
 
 /// The pieces of a body, the last of them empty. Reads wait as long as a server is silent, so they are made on a thread

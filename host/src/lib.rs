@@ -13,6 +13,8 @@
 //! # }
 //! ```
 //!
+//! Run it with `cargo run --release`: without optimization it is about a hundred times slower.
+//!
 //! [`Model::built_in`] needs no file, [`Model::builder`] has the options, and [`mod@core`] is the underlying
 //! engine.
 //!

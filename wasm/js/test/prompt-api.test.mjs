@@ -292,7 +292,22 @@ test("a session runs tools", async () => {
   const LanguageModel = createLanguageModel({ model: scripted(pieces), activations: "f32", context: 1016, threads: 1 });
   const called = [];
   const inputSchema = { type: "object", properties: { a: { const: 2 } }, required: ["a"], additionalProperties: false };
-  const session = await LanguageModel.create({ ...greedy, tools: new Set([{ name: "add", description: "Adds", inputSchema, execute: async (...args) => called.push(args) }]).values() });
+  /** Its fields are those of the class. */
+  class Add {
+    get name() {
+      return "add";
+    }
+    get description() {
+      return "Adds";
+    }
+    get inputSchema() {
+      return inputSchema;
+    }
+    async execute(...args) {
+      called.push(args);
+    }
+  }
+  const session = await LanguageModel.create({ ...greedy, tools: new Set([new Add()]).values() });
   const plain = await LanguageModel.create(greedy);
   assert.ok((await session.measureContextUsage("2 + 3?")) > (await plain.measureContextUsage("2 + 3?")) + 50);
   await assert.rejects(session.prompt("2 + 3?"), named("QuotaExceededError", /1016/));
