@@ -304,7 +304,7 @@ test("a session runs tools", async () => {
       return inputSchema;
     }
     async execute(...args) {
-      called.push(args);
+      return called.push(args);
     }
   }
   const session = await LanguageModel.create({ ...greedy, tools: new Set([new Add()]).values() });

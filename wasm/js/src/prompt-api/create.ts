@@ -4,7 +4,7 @@ import { exception, toException } from "./exceptions.js";
 import { LanguageModel, paramsOf, Parts } from "./language-model.js";
 import { CreateMonitor } from "./monitor.js";
 import type { LanguageModelCreateCoreOptions, LanguageModelCreateOptions, LanguageModelMessage, LanguageModelParams } from "./options.js";
-import { checkCallback, checkCore, checkedOptions, messagesOf } from "./prompt.js";
+import { checkCallback, checkCore, checkedOptions, listOf, messagesOf } from "./prompt.js";
 import { SharedEngine, type Share } from "./shared-engine.js";
 
 /** The model behind a `LanguageModel`: an engine that the page has loaded, or the model to load and options of `Engine.load`. */
@@ -37,7 +37,7 @@ export function createLanguageModel(settings: LanguageModelSettings): LanguageMo
       const { signal, monitor, initialPrompts, ...core } = checkedOptions(options);
       const unsupported = checkCore(core);
       checkCallback("monitor", monitor);
-      const initial = initialPrompts === undefined ? undefined : (messagesOf(initialPrompts, true) as LanguageModelMessage[]);
+      const initial = initialPrompts === undefined ? undefined : (messagesOf(listOf("initialPrompts", initialPrompts) as LanguageModelMessage[], true) as LanguageModelMessage[]);
       signal?.throwIfAborted();
       const progress = new CreateMonitor();
       monitor?.(progress);

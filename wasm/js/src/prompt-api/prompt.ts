@@ -17,7 +17,8 @@ function objectOf(place: string, found: unknown): Record<string, unknown> {
   return found as Record<string, unknown>;
 }
 
-function listOf(place: string, found: unknown, what = "a sequence"): unknown[] {
+/** The elements of an iterable. @internal */
+export function listOf(place: string, found: unknown, what = "a sequence"): unknown[] {
   if (typeof found !== "object" || found === null || !(Symbol.iterator in found)) throw new TypeError(`${place} is ${String(found)}, but must be ${what}`);
   return [...(found as Iterable<unknown>)];
 }
