@@ -75,10 +75,10 @@ pub(crate) const CHAT: Fields =
     Fields { stop: "stop", schema: "response_format.json_schema.schema", tool: chat_schema };
 pub(crate) const RESPONSES: Fields =
     Fields { stop: "stop", schema: "text.format.schema", tool: |_| "parameters" };
-/// Its requests have no format of a reply yet.
-pub(crate) const MESSAGES: Fields =
-    Fields { stop: "stop_sequences", schema: "output_config.format.schema", tool: |_| "input_schema" };
-pub(crate) const COMPLETIONS: Fields = Fields { tool: |_| "parameters", ..CHAT };
+/// Without a format of the reply.
+pub(crate) const MESSAGES: Fields = Fields { stop: "stop_sequences", tool: |_| "input_schema", ..CHAT };
+/// Without tools.
+pub(crate) const COMPLETIONS: Fields = CHAT;
 
 /// Options of sampling whose names are those of their fields.
 const SAMPLING: [&str; 4] = ["temperature", "top_p", "presence_penalty", "frequency_penalty"];

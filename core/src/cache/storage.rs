@@ -98,7 +98,8 @@ impl<'b, C: KvCodec> KvStorage<'b, C> {
         self.shape
     }
 
-    /// Stores the key `(head_dim)` of `head`, counted over all layers.
+    /// Stores the key `(head_dim)` of `head`, counted over all layers. In WebAssembly, where code is downloaded, one copy for
+    /// all callers, as the next.
     #[cfg_attr(target_arch = "wasm32", inline(never))]
     #[cfg_attr(not(target_arch = "wasm32"), inline(always))]
     pub(crate) fn set_key(&mut self, head: usize, position: usize, key: &[f32]) {

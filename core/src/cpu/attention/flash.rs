@@ -439,6 +439,8 @@ fn add_bias(scores: &mut [f32; TILE], slope: f32, ahead: usize) {
 impl Softmax {
     /// Turns the first `n` scores of a tile but those `hidden` into weights; returns the factor for earlier outputs.
     ///
+    /// In WebAssembly one copy for all cache formats: code is downloaded.
+    ///
     /// Safety: as for [`Simd`].
     #[cfg_attr(target_arch = "wasm32", inline(never))]
     #[cfg_attr(not(target_arch = "wasm32"), inline(always))]
