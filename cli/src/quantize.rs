@@ -40,7 +40,8 @@ pub(crate) struct QuantizeArgs {
     /// q4_k_m, q5_k_s or q5_k_m; or int8_channel, int8_tensor
     #[arg(long, value_name = "TYPE")]
     r#type: FileType,
-    /// Format of the tensors whose names match a pattern, in which * is any text; the last one that matches counts
+    /// Format of the tensors whose names match a pattern, in which * is any text; also int8_channel and int8_tensor, but no
+    /// mix. The last one that matches counts
     #[arg(long, value_name = "PATTERN=TYPE")]
     tensor: Vec<TensorRule>,
     /// The file to write

@@ -663,6 +663,39 @@ fn int8_weights_share_a_scale() {
     }
 }
 
+/// A rule for Q8_0 asks for blocks with scales of their own.
+#[test]
+fn a_rule_for_q8_0_shares_no_scale() {
+    let folder = fixture("qwen3");
+    let file = |file_type: Option<Int8>, rules: &[&str]| {
+        let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let mut options = ConvertOptions::new().rules(rules);
+        options.file_type = file_type.map(Into::into);
+        converted(&folder, &options).unwrap()
+    };
+    let data = |file: &[u8], name: &str| {
+        let gguf = Gguf::parse(file).unwrap();
+        let info = gguf.tensors().iter().find(|info| info.name() == name).unwrap();
+        assert_eq!(info.format(), Some(Format::Q8_0), "{name}");
+        gguf.data(info).to_vec()
+    };
+    let (embedding, query) = ("token_embd.weight", "blk.0.attn_q.weight");
+    // Rows of 48 weights have no blocks of 32.
+    let rest = "*.ffn_down=f16";
+    let plain = file(None, &["*=q8_0", rest]);
+    for int8 in Int8::ALL {
+        let shared = file(Some(int8), &[rest]);
+        let kept = file(Some(int8), &[rest, "token_embd=q8_0"]);
+        assert!(data(&shared, embedding) != data(&plain, embedding));
+        assert!(data(&kept, embedding) == data(&plain, embedding), "{}", int8.name());
+        assert!(data(&kept, query) == data(&shared, query));
+        // And a rule shares one where the others do not.
+        let one = file(None, &["*=q8_0", rest, &format!("token_embd={}", int8.name())]);
+        assert!(data(&one, embedding) == data(&shared, embedding), "{}", int8.name());
+        assert!(data(&one, query) == data(&plain, query));
+    }
+}
+
 #[test]
 fn a_mix_has_several_formats_and_its_number() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/sprout-nano.gguf");

@@ -37,6 +37,9 @@ pub enum Int8 {
 }
 
 impl Int8 {
+    /// Both.
+    pub const ALL: [Int8; 2] = [Int8::PerTensor, Int8::PerChannel];
+
     /// The name, as in `int8_channel`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -152,6 +155,14 @@ impl FileType {
         }
     }
 
+    /// What shares a scale.
+    pub(super) fn int8(self) -> Option<Int8> {
+        match self {
+            FileType::Int8(int8) => Some(int8),
+            FileType::All(_) | FileType::Mix(_) => None,
+        }
+    }
+
     /// The number that llama.cpp writes as `general.file_type`, if it has the type.
     pub(super) fn id(self) -> Option<u32> {
         Some(match self {
@@ -228,7 +239,7 @@ impl FromStr for FileType {
 
     fn from_str(name: &str) -> Result<Self, String> {
         let formats = Format::ALL.map(FileType::All);
-        let int8 = [Int8::PerTensor, Int8::PerChannel].map(FileType::Int8);
+        let int8 = Int8::ALL.map(FileType::Int8);
         let all = || formats.into_iter().chain(Mix::ALL.map(FileType::Mix)).chain(int8);
         all().find(|kind| kind.to_string().eq_ignore_ascii_case(name)).ok_or_else(|| {
             let names: Vec<String> = all().map(|kind| kind.to_string().to_lowercase()).collect();

@@ -80,8 +80,8 @@ impl<'f> Plan<'f> {
         }
         let model = Layers::of(tensors.iter().map(|tensor| tensor.name.as_str()));
         let choose = |mut tensor: Tensor<'f>| {
-            let format = choose(&tensor, options.file_type, &options.rules, &model)?;
-            if let (Some(FileType::Int8(int8)), Format::Q8_0) = (options.file_type, format) {
+            let (format, int8) = choose(&tensor, options.file_type, &options.rules, &model)?;
+            if let Some(int8) = int8 {
                 tensor.share_scale(int8)?;
             }
             Ok((tensor, format))
