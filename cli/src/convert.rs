@@ -86,9 +86,10 @@ pub(crate) fn of_options(error: shohin::Error) -> CliError {
     let shohin::Error::Convert { source, .. } = &error else { return error.into() };
     match **source {
         ConvertError::Exists => CliError::usage(format_args!("{error}; replace it with --force")),
-        ConvertError::NotRegular | ConvertError::NameOfPart | ConvertError::Unmatched { .. } => {
-            CliError::usage(error)
-        }
+        ConvertError::NotRegular
+        | ConvertError::NameOfPart
+        | ConvertError::Unmatched { .. }
+        | ConvertError::SameId { .. } => CliError::usage(error),
         _ => error.into(),
     }
 }

@@ -518,6 +518,9 @@ fn a_file_that_cannot_be_written_is_a_wrong_option() {
     let quantize = ["quantize", model, "--type", "q8_0", "--force"];
     let message = misuse(&with(&quantize, &["--out", &out, "--tensor", "blk.*.attn_w=q4_0"]));
     assert!(message.contains("no tensor matches \"blk.*.attn_w\""), "{message}");
+    let message =
+        misuse(&with(&quantize, &["--out", &out, "--tensor", "*_q=q2_0", "--tensor", "*_k=tq2_0_g128"]));
+    assert!(message.contains("which have the same id 42 in GGUF"), "{message}");
     let part = out.replace("written.gguf", "written-00001-of-00003.gguf");
     let message = misuse(&with(&quantize, &["--out", &part]));
     assert!(message.contains(&part) && message.contains("expected another name"), "{message}");

@@ -823,6 +823,37 @@ fn the_layout_of_type_42_can_be_told() {
     assert!(weights(Id42::CodesFirst) != weights(Id42::Auto));
 }
 
+/// One mark for a whole file tells Q2_0 and TQ2_0_G128 apart.
+#[test]
+fn two_formats_of_one_id_are_refused_in_a_file() {
+    let sprout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/sprout.gguf");
+    let dir = TempDir::new().unwrap();
+    let in_q2 = dir.path().join("q2.gguf");
+    let q2 = || ConvertOptions::new().file_type(Format::Q2_0);
+    let rule = |rule: &str| vec![rule.parse::<TensorRule>().unwrap()];
+    convert(&sprout, &in_q2, &q2(), |_, _| ()).unwrap();
+    let (embedding, query, key) = ("token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight");
+    for (source, options, tensors) in [
+        (&sprout, q2().rules(rule("token_embd=tq2_0_g128")), [embedding, key]),
+        (&in_q2, ConvertOptions::new().rules(rule("blk.0.attn_q=tq2_0_g128")), [query, embedding]),
+        (
+            &in_q2,
+            ConvertOptions::new().file_type(Format::Tq2_0G128).rules(rule("token_embd=q2_0")),
+            [embedding, key],
+        ),
+    ] {
+        let error = converted(source, &options).unwrap_err().to_string();
+        for name in [&tensors[..], &["Q2_0", "TQ2_0_G128", "the same id 42 in GGUF"]].concat() {
+            assert!(error.contains(name), "{error}, expected {name}");
+        }
+    }
+    // PrismML's has an id of its own.
+    let file = converted(&sprout, &q2().rules(rule("token_embd=pq2_0"))).unwrap();
+    let gguf = Gguf::parse(&file).unwrap();
+    assert_eq!(gguf.matrix(embedding).unwrap().format(), Format::Pq2_0);
+    assert_eq!(gguf.matrix(query).unwrap().format(), Format::Q2_0);
+}
+
 /// A copy of a fixture with one file changed.
 fn changed(name: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Option<Vec<u8>>) -> TempDir {
     let dir = TempDir::new().unwrap();

@@ -1,6 +1,7 @@
 //! Why a folder cannot be converted.
 
 use crate::error::Error;
+use shohin_core::Format;
 use std::fmt;
 use std::path::Path;
 
@@ -18,6 +19,13 @@ pub enum ConvertError {
     Unmatched {
         /// The pattern.
         pattern: String,
+    },
+    /// Two formats of one file would have the same id in it, so that readers could not tell them apart.
+    SameId {
+        /// A tensor of each.
+        tensors: [String; 2],
+        /// The formats.
+        formats: [Format; 2],
     },
     /// A file is larger than any such file is.
     Large {
@@ -85,6 +93,13 @@ impl fmt::Display for ConvertError {
             ConvertError::Unmatched { pattern } => {
                 write!(f, "no tensor matches {pattern:?}, expected a pattern such as blk.*.attn_v")
             }
+            ConvertError::SameId { tensors: [a, b], formats: [of_a, of_b] } => write!(
+                f,
+                "tensor {a} would be {} and {b} {}, which have the same id {} in GGUF, expected one of these formats in a file",
+                of_a.name(),
+                of_b.name(),
+                of_a.gguf_id()
+            ),
             ConvertError::Large { found, most } => {
                 write!(f, "the file has {found} bytes, the limit is {most}")
             }

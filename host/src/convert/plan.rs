@@ -9,6 +9,7 @@ use super::{ConvertError, ConvertOptions, ConvertedTensor, pooling, tokenizer};
 use crate::error::Result;
 use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, ReadOptions, Value};
 use shohin_core::{Format, ModelConfig, Tokenizer};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::thread;
 
@@ -87,6 +88,7 @@ impl<'f> Plan<'f> {
             Ok((tensor, format))
         };
         let tensors: Vec<_> = tensors.into_iter().map(choose).collect::<Result<_, ConvertError>>()?;
+        one_format_for_each_id(&tensors)?;
         // The mark by which its readers tell this layout of id 42 from the others.
         if tensors.iter().any(|(_, format)| *format == Format::Tq2_0G128) {
             w.set(VERSION, "TQ2_0_G128")?;
@@ -108,8 +110,34 @@ impl<'f> Plan<'f> {
             w.tensor(&tensor.name, if tensor.vector { &dims[..1] } else { &dims }, *format)?;
         }
         let (header, body) = (w.header()?, w.body());
-        check(&header, header.len() as u64 + body.len())?;
-        Ok(Plan { source, header, body, tensors })
+        let plan = Plan { source, header, body, tensors };
+        plan.check()?;
+        Ok(plan)
+    }
+
+    /// Checks that this library would load the file, and find in it what is planned: nothing has been written yet.
+    fn check(&self) -> Result<(), ConvertError> {
+        let mut stream = GgufStream::new(self.len(), ReadOptions::default());
+        stream.push(&self.header, &mut |_| Ok(()))?;
+        let (expected, found) = (self.len(), self.header.len() as u64);
+        let incomplete = shohin_core::Error::Length { what: "header", expected, found };
+        let header = stream.header()?.ok_or(incomplete)?;
+        // An id may mean several formats, of which readers choose one by the rest of the header.
+        for ((tensor, format), info) in self.tensors.iter().zip(header.tensors()) {
+            let len = (tensor.rows * tensor.row_bytes(*format)) as u64;
+            if (info.name(), info.format(), info.len()) != (tensor.name.as_str(), Some(*format), len) {
+                let problem = format!(
+                    "would be read as {} bytes of {}, expected {len} of {}",
+                    info.len(),
+                    info.type_name(),
+                    format.name()
+                );
+                return Err(ConvertError::tensor(&tensor.name, problem));
+            }
+        }
+        ModelConfig::from_header(&header)?.program().bind(&header)?;
+        Tokenizer::from_metadata(header.metadata())?;
+        Ok(())
     }
 
     /// Bytes of the file.
@@ -141,13 +169,38 @@ impl<'f> Plan<'f> {
     }
 }
 
-/// Checks that this library would load the file of `len` bytes with this header: nothing has been written yet.
-fn check(header: &[u8], len: u64) -> Result<(), ConvertError> {
-    let mut stream = GgufStream::new(len, ReadOptions::default());
-    stream.push(header, &mut |_| Ok(()))?;
-    let incomplete = shohin_core::Error::Length { what: "header", expected: len, found: header.len() as u64 };
-    let header = stream.header()?.ok_or(incomplete)?;
-    ModelConfig::from_header(&header)?.program().bind(&header)?;
-    Tokenizer::from_metadata(header.metadata())?;
+/// Refuses formats that GGUF tells apart only by a mark for the whole file.
+fn one_format_for_each_id(tensors: &[(Tensor<'_>, Format)]) -> Result<(), ConvertError> {
+    let mut first: BTreeMap<u32, &(Tensor<'_>, Format)> = BTreeMap::new();
+    for planned in tensors {
+        let (tensor, format) = planned;
+        let (other, known) = first.entry(format.gguf_id()).or_insert(planned);
+        if known != format {
+            let tensors = [other.name.clone(), tensor.name.clone()];
+            return Err(ConvertError::SameId { tensors, formats: [*known, *format] });
+        }
+    }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As if the id of a tensor's format were read as another one.
+    #[test]
+    fn a_header_that_would_be_read_as_another_format_is_refused() {
+        let source = Path::new("sprout-nano.gguf");
+        let gguf = Gguf::parse(include_bytes!("../../../models/sprout-nano.gguf")).unwrap();
+        let mut plan = Plan::of_gguf(source, &gguf, &ConvertOptions::new()).unwrap();
+        plan.check().unwrap();
+        let matrix = plan.tensors.iter_mut().find(|(tensor, _)| !tensor.vector).unwrap();
+        let read = matrix.1;
+        matrix.1 = Format::Tq2_0G128;
+        let name = matrix.0.name.clone();
+        let error = plan.check().unwrap_err().to_string();
+        assert!(error.contains(&format!("tensor {name} would be read as ")), "{error}");
+        assert!(error.contains(&format!("bytes of {}, expected ", read.name())), "{error}");
+        assert!(error.ends_with(" of TQ2_0_G128"), "{error}");
+    }
 }
