@@ -15,6 +15,9 @@ pub(super) struct Config {
     pub(super) architecture: Architecture,
     pub(super) layers: u32,
     pub(super) hidden: u32,
+    pub(super) head_dim: u32,
+    /// What norms add to the mean square.
+    pub(super) epsilon: f32,
     pub(super) heads: u32,
     pub(super) kv_heads: u32,
     pub(super) vocab: u32,
@@ -129,6 +132,8 @@ impl Config {
             architecture,
             layers: need_whole(root, "num_hidden_layers")?,
             hidden,
+            head_dim,
+            epsilon: number(root, "rms_norm_eps")?.ok_or_else(|| wrong("rms_norm_eps", None, "a number"))?,
             heads,
             kv_heads: whole(root, "num_key_value_heads")?.unwrap_or(heads),
             vocab: need_whole(root, "vocab_size")?,
@@ -150,8 +155,7 @@ impl Config {
         w.set(&key("attention.head_count_kv"), config.kv_heads)?;
         w.set(&key("attention.key_length"), head_dim)?;
         w.set(&key("attention.value_length"), head_dim)?;
-        let epsilon = number(root, "rms_norm_eps")?.ok_or_else(|| wrong("rms_norm_eps", None, "a number"))?;
-        w.set(&key("attention.layer_norm_rms_epsilon"), epsilon)?;
+        w.set(&key("attention.layer_norm_rms_epsilon"), config.epsilon)?;
         if architecture == Architecture::Qwen3Moe {
             config.experts = experts(root, &key, w)?;
         }

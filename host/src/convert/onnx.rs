@@ -30,6 +30,7 @@ const NODE_NAME: u32 = 3;
 const NODE_OP: u32 = 4;
 const NODE_ATTRIBUTE: u32 = 5;
 const ATTRIBUTE_NAME: u32 = 1;
+const ATTRIBUTE_FLOAT: u32 = 2;
 const ATTRIBUTE_INT: u32 = 3;
 const TENSOR_DIMS: u32 = 1;
 const TENSOR_TYPE: u32 = 2;
@@ -46,6 +47,27 @@ const UINT8: u64 = 2;
 const FLOAT16: u64 = 10;
 const BFLOAT16: u64 = 16;
 const UINT4: u64 = 21;
+
+/// Attributes that change what an operation computes, and the values that leave it as a GGUF file describes it.
+const KNOWN: [(&str, &str, &[i64], &str); 7] = [
+    ("Gemm", "transA", &[0], "0"),
+    ("MatMulNBits", "weight_prepacked", &[0], "0"),
+    ("RotaryEmbedding", "interleaved", &[0], "0"),
+    ("GroupQueryAttention", "rotary_interleaved", &[0], "0"),
+    ("GroupQueryAttention", "local_window_size", &[-1], "-1, no window"),
+    ("GroupQueryAttention", "smooth_softmax", &[-1, 0], "0 or -1"),
+    ("GroupQueryAttention", "causal", &[1], "1"),
+];
+
+/// Inputs that change it.
+const REFUSED: [(&str, usize, &str); 6] = [
+    ("Gemm", 2, "a bias"),
+    ("MatMulNBits", 4, "an order of its groups"),
+    ("MatMulNBits", 5, "a bias"),
+    ("SkipSimplifiedLayerNormalization", 3, "a bias"),
+    ("MultiHeadAttention", 3, "a bias"),
+    ("GroupQueryAttention", 11, "sinks of attention"),
+];
 
 /// A mapped model and the files with its tensors.
 pub(super) struct Onnx {
@@ -193,12 +215,23 @@ impl Onnx {
             let (place, expected) = match node.op {
                 "Gather" | "GatherBlockQuantized" => (0, node.name.contains("embed_tokens")),
                 "MatMul" | "Gemm" | "MatMulNBits" => (1, true),
-                _ => continue,
+                _ => {
+                    node.check(node.name, config)?;
+                    node.changes_no_matrix(&tensors, config)?;
+                    continue;
+                }
             };
             let module = module_name(node.name);
             if !expected || gguf_name(&module, config).is_err() {
+                // Such as a low-rank change, in `q_proj/lora_A`.
+                let mut parents = module.match_indices('.').map(|(i, _)| module.split_at(i));
+                if let Some((parent, part)) = parents.find(|(parent, _)| is_matrix(parent, config)) {
+                    let problem = format!("has the part {}, which is not supported", &part[1..]);
+                    return Err(ConvertError::tensor(parent, problem));
+                }
                 continue;
             }
+            node.check(&module, config)?;
             let Some(weight) = named(place) else {
                 if module == "lm_head" && config.tied {
                     continue;
@@ -207,22 +240,13 @@ impl Onnx {
                 return Err(ConvertError::tensor(&module, problem));
             };
             if matches!(&*module, "lm_head" | "model.embed_tokens") {
-                shared.push(weight.name);
+                shared.push([Some(weight), named(2), named(3)].map(|part| part.map(|part| part.name)));
             }
             modules.push(match node.op {
                 "Gather" => self.float(module, weight, true)?,
                 "MatMul" => self.float(module, weight, false)?,
-                "Gemm" => self.float(module, weight, node.attribute("transB")? == Some(1))?,
+                "Gemm" => self.float(module, weight, node.attribute("transB")?.unwrap_or(0) != 0)?,
                 _ => {
-                    for (i, what) in [(4, "an order of its groups"), (5, "a bias")] {
-                        if node.op == "MatMulNBits" && node.inputs.get(i).is_some_and(|name| !name.is_empty())
-                        {
-                            return Err(ConvertError::tensor(
-                                &module,
-                                format!("has {what}, which is not supported"),
-                            ));
-                        }
-                    }
                     let scales = named(2);
                     let scales =
                         scales.ok_or_else(|| ConvertError::tensor(&module, "has no scales in the file"))?;
@@ -387,6 +411,11 @@ fn module_name(name: &str) -> String {
     path.replace('/', ".").replace(".attn.", ".self_attn.")
 }
 
+/// Whether a module is a matrix of the model.
+fn is_matrix(module: &str, config: &Config) -> bool {
+    gguf_name(module, config).is_ok() && !module.ends_with("norm")
+}
+
 /// The format of a tensor of floats.
 fn float(tensor: &Tensor<'_>) -> Result<Format, ConvertError> {
     match tensor.kind {
@@ -472,22 +501,110 @@ impl<'f> Node<'f> {
         Ok(node)
     }
 
-    /// A whole number among its attributes.
-    fn attribute(&self, name: &str) -> Result<Option<u64>, ConvertError> {
-        for field in fields(self.fields, "node") {
-            let (NODE_ATTRIBUTE, value) = field? else { continue };
-            let (mut key, mut number) = (None, None);
-            for field in fields(value.bytes().unwrap_or_default(), "attribute") {
-                match field? {
+    /// The field `field` of an attribute.
+    fn field(&self, name: &str, field: u32) -> Result<Option<Option<Value<'f>>>, ConvertError> {
+        for attribute in fields(self.fields, "node") {
+            let (NODE_ATTRIBUTE, value) = attribute? else { continue };
+            let (mut key, mut found) = (None, None);
+            for part in fields(value.bytes().unwrap_or_default(), "node") {
+                match part? {
                     (ATTRIBUTE_NAME, value) => key = value.text(),
-                    (ATTRIBUTE_INT, value) => number = value.number(),
+                    (number, value) if number == field => found = Some(value),
                     _ => {}
                 }
             }
             if key == Some(name) {
-                return Ok(number);
+                return Ok(Some(found));
             }
         }
         Ok(None)
+    }
+
+    /// A whole number among its attributes; some writers leave out 0.
+    fn attribute(&self, name: &str) -> Result<Option<u64>, ConvertError> {
+        let value = self.field(name, ATTRIBUTE_INT)?;
+        Ok(value.map(|value| value.and_then(Value::number).unwrap_or(0)))
+    }
+
+    /// A float among its attributes.
+    fn float(&self, name: &str) -> Result<Option<f32>, ConvertError> {
+        let value = self.field(name, ATTRIBUTE_FLOAT)?;
+        let bytes = |value: Value<'f>| value.bytes()?.try_into().ok().map(f32::from_le_bytes);
+        Ok(value.map(|value| value.and_then(bytes).unwrap_or(0.0)))
+    }
+
+    fn has_input(&self, i: usize) -> bool {
+        self.inputs.get(i).is_some_and(|name| !name.is_empty())
+    }
+
+    /// Checks that the node, `name` in errors, computes what `config.json` says and no more.
+    fn check(&self, name: &str, config: &Config) -> Result<(), ConvertError> {
+        let wrong = |key: &str, found: String, expected| {
+            Err(ConvertError::Value { key: format!("{key} of {name} ({})", self.op), found, expected })
+        };
+        for (_, key, values, expected) in KNOWN.into_iter().filter(|(op, ..)| *op == self.op) {
+            // Two's complement.
+            if let Some(value) = self.attribute(key)?.map(|value| value as i64)
+                && !values.contains(&value)
+            {
+                return wrong(key, value.to_string(), expected);
+            }
+        }
+        for (_, i, what) in REFUSED.into_iter().filter(|(op, ..)| *op == self.op) {
+            if self.has_input(i) {
+                return Err(ConvertError::tensor(name, format!("has {what}, which is not supported")));
+            }
+        }
+        let same = |key: &str, default: f32, wanted: f32, expected| {
+            let value = self.float(key)?.unwrap_or(default);
+            if value == wanted { Ok(()) } else { wrong(key, format!("{value:?}"), expected) }
+        };
+        let epsilon = |key, default| same(key, default, config.epsilon, "rms_norm_eps of config.json");
+        let scale = || match self.float("scale")? {
+            // As it is without one.
+            None | Some(0.0) => Ok(()),
+            // Rounded in as many ways as there are exporters.
+            Some(scale) if (scale * (config.head_dim as f32).sqrt() - 1.0).abs() < 1e-3 => Ok(()),
+            Some(scale) => wrong("scale", scale.to_string(), "1 / sqrt(head_dim)"),
+        };
+        // The defaults are those of onnxruntime.
+        match self.op {
+            "Gemm" => {
+                same("alpha", 1.0, 1.0, "1")?;
+                same("beta", 1.0, 1.0, "1")
+            }
+            "SimplifiedLayerNormalization" | "RMSNormalization" => epsilon("epsilon", 1e-5),
+            "SkipSimplifiedLayerNormalization" => epsilon("epsilon", 1e-12),
+            "MultiHeadAttention" => scale(),
+            "RotaryEmbedding" => match self.attribute("rotary_embedding_dim")? {
+                None | Some(0) => Ok(()),
+                Some(dim) if dim == u64::from(config.head_dim) => Ok(()),
+                Some(dim) => wrong("rotary_embedding_dim", dim.to_string(), "0 or head_dim"),
+            },
+            "GroupQueryAttention" => {
+                same("softcap", 0.0, 0.0, "0")?;
+                scale()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the node does not add a tensor to the result of a matrix, or multiply it.
+    fn changes_no_matrix(
+        &self,
+        tensors: &BTreeMap<&str, Tensor<'_>>,
+        config: &Config,
+    ) -> Result<(), ConvertError> {
+        let module = module_name(self.name);
+        if !matches!(self.op, "Add" | "Sub" | "Mul" | "Div") || !is_matrix(&module, config) {
+            return Ok(());
+        }
+        match self.inputs.iter().find(|name| tensors.contains_key(**name)) {
+            None => Ok(()),
+            Some(tensor) => {
+                let problem = format!("has the operation {} with {tensor}, which is not supported", self.op);
+                Err(ConvertError::tensor(&module, problem))
+            }
+        }
     }
 }
