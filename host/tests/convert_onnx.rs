@@ -4,6 +4,7 @@
 use shohin::convert::{ConvertOptions, convert};
 use shohin_core::Format;
 use shohin_core::gguf::Gguf;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -89,6 +90,7 @@ fn write(fields: &[Field]) -> Vec<u8> {
 
 const GRAPH: u8 = 7;
 const NODE: u8 = 1;
+const INITIALIZER: u8 = 5;
 
 fn text(number: u8, text: &str) -> Field {
     Field::Bytes(number, text.into())
@@ -166,6 +168,40 @@ fn weights(file: &[u8], name: &str) -> (Format, Vec<f32>) {
         matrix.unpack_row(row, out).unwrap();
     }
     (matrix.format(), weights)
+}
+
+/// onnxruntime's zero point is 0 for them, but the middle for bytes (`tests/oracle/onnx_model.py`).
+#[test]
+fn codes_of_type_uint4_have_the_zero_point_0() {
+    let values = fs::read(fixture("gather_block_quantized.json")).unwrap();
+    let values: BTreeMap<String, Vec<f32>> = serde_json::from_slice(&values).unwrap();
+    let codes = text(8, "model_embed_tokens_weight_quant");
+    let of_type = |kind: u64| {
+        converted("onnx-mixed", |graph| {
+            with(INITIALIZER, &codes, graph, |tensor| {
+                tensor.retain(|field| !matches!(field, Field::Number(1 | 2, _) | Field::Bytes(1, _)));
+                tensor.extend([Field::Number(1, 272), Field::Number(1, 128), Field::Number(2, kind)]);
+            });
+        })
+    };
+    let (format, bytes) = weights(&of_type(2).unwrap(), "token_embd.weight");
+    assert_eq!(format, Format::Q4_0);
+    let (format, uint4) = weights(&of_type(21).unwrap(), "token_embd.weight");
+    assert_eq!(format, Format::Q4_1);
+    // The scale of each block, from two of its weights: codes and scales are the same.
+    let (uint8, wanted) = (&values["UINT8"], &values["UINT4"]);
+    for (a, b) in bytes.chunks_exact(32).zip(uint4.chunks_exact(32)) {
+        let scale = (b[0] - a[0]) / (wanted[0] - uint8[0]);
+        for (a, b) in a.iter().zip(b) {
+            let code = uint8.iter().position(|value| value * scale == *a).unwrap();
+            assert_eq!(*b, wanted[code] * scale);
+        }
+    }
+    // Signed ones are other bits.
+    for kind in [3, 22] {
+        let error = of_type(kind).unwrap_err().to_string();
+        assert!(error.contains(&format!("has codes of type {kind}, expected unsigned ones")), "{error}");
+    }
 }
 
 /// `alpha A B + beta C`, of which only `A B` is a matrix of a GGUF file.

@@ -4,6 +4,7 @@ Writes to tests/fixtures/hf/onnx-*/ what a repository has: config.json, tokenize
 them logits.f32 and texts.json as hf_folder.py does. `onnx-ternary` has 2-bit weights with zero point 1 in a second file
 and a head that shares the weights of the embedding; `onnx-mixed` has weights of 8, 4 and 2 bits, floats, and rows that
 end within a block.
+`gather_block_quantized.json` beside them has the numbers that codes without zero points and with the scale 1 stand for.
 
     pip install torch transformers tokenizers safetensors numpy onnx onnxruntime
     python tests/oracle/onnx_model.py
@@ -15,7 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from hf_folder import TEXTS, fill, qwen3, start
+from hf_folder import OUT, TEXTS, fill, qwen3, start
 from onnx import TensorProto, helper, numpy_helper
 
 MS = "com.microsoft"
@@ -194,7 +195,29 @@ def finish(folder, file, model, ids, t, external):
     print(folder.name, file, path.stat().st_size, logits.shape, logits.std())
 
 
+def codes():
+    """What `GatherBlockQuantized` makes of the codes 0 to 15 without zero points."""
+    values = {}
+    for kind in ("UINT4", "UINT8"):
+        if kind == "UINT4":
+            data = helper.make_tensor("data", TensorProto.UINT4, [1, 16], list(range(16)))
+        else:
+            data = numpy_helper.from_array(pack(np.arange(16)[None], 4), "data")
+        scales = numpy_helper.from_array(np.ones((1, 1), np.float32), "scales")
+        node = helper.make_node("GatherBlockQuantized", ["data", "row", "scales"], ["values"], domain=MS, bits=4,
+                                block_size=16, gather_axis=0, quantize_axis=1)
+        graph = helper.make_graph([node], "codes", [helper.make_tensor_value_info("row", TensorProto.INT64, [1])],
+                                  [helper.make_tensor_value_info("values", TensorProto.FLOAT, [1, 16])],
+                                  [data, scales])
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MS, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        values[kind] = session.run(None, {"row": np.zeros(1, np.int64)})[0][0].tolist()
+    (OUT / "gather_block_quantized.json").write_text(json.dumps(values) + "\n")
+
+
 def main():
+    codes()
     torch.manual_seed(2)
     for name in ("onnx-ternary", "onnx-mixed"):
         t, model = qwen3(128, 128 if name == "onnx-ternary" else 80, 1)

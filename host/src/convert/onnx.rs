@@ -328,8 +328,9 @@ impl Onnx {
         hidden: u32,
     ) -> Result<Module<'f>, ConvertError> {
         let wrong = |problem: String| ConvertError::tensor(&name, problem);
-        if !matches!(codes.kind, UINT8 | UINT4) {
-            return Err(wrong(format!("has codes of type {}, expected bytes", codes.kind)));
+        // Those of signed numbers are other bits.
+        if !matches!((codes.kind, node.op), (UINT8, _) | (UINT4, "GatherBlockQuantized")) {
+            return Err(wrong(format!("has codes of type {}, expected unsigned ones", codes.kind)));
         }
         let attribute = |key: &'static str| {
             let value = node.attribute(key)?.and_then(|value| usize::try_from(value).ok());
@@ -385,6 +386,7 @@ impl Onnx {
             Ok(floats)
         };
         let offset = match zeros {
+            None if codes.kind == UINT4 => Offset::Zero(0),
             None => Offset::Zero(1 << (bits - 1)),
             Some(zeros) if !matches!(zeros.kind, UINT8 | UINT4) => Offset::Zeros(floats(zeros)?),
             Some(zeros) => {
