@@ -165,7 +165,7 @@ fn floats_of_8_bits_have_a_scale_for_each_block() {
             *data = (0..shape.iter().product()).map(|i: usize| (i % 251 / 2) as u8).collect();
             *dtype = Dtype::F8_E4M3;
             let shape = vec![shape[0].div_ceil(rows), shape[1].div_ceil(cols) + more];
-            let scales = (0..shape.iter().product()).flat_map(|i: usize| (1.5 + i as f32).to_le_bytes());
+            let scales = (0..shape.iter().product()).flat_map(|i: usize| (1.1 + i as f32).to_le_bytes());
             let scales = (Dtype::F32, shape.clone(), scales.collect());
             tensors.insert(format!("{NAME}_scale_inv"), scales);
         }
@@ -182,7 +182,7 @@ fn floats_of_8_bits_have_a_scale_for_each_block() {
         for (k, w) in row.iter().enumerate() {
             let at = (r * matrix.cols() + k) % 251 / 2 * 4;
             let value = f32::from_le_bytes(values[at..at + 4].try_into().unwrap());
-            assert_eq!(*w, value * (1.5 + (r / rows * per_row + k / cols) as f32));
+            assert_eq!(*w, value * (1.1 + (r / rows * per_row + k / cols) as f32));
         }
     }
     let refused = |result: Result<Vec<u8>, shohin::Error>| result.unwrap_err().to_string();
@@ -193,6 +193,82 @@ fn floats_of_8_bits_have_a_scale_for_each_block() {
     let gptq = |config: &mut Value| config["quantization_config"] = json!({"quant_method": "gptq"});
     let error = refused(convert_changed("qwen3", gptq, |_| ()));
     assert!(error.contains("quant_method is \"gptq\", expected fp8"), "{error}");
+}
+
+/// Powers of two, as in the folders of DeepSeek, leave 4 bits of mantissa.
+#[test]
+fn floats_of_8_bits_with_scales_are_as_small_as_is_exact() {
+    const NAME: &str = "model.layers.1.mlp.down_proj.weight";
+    let blocks = |config: &mut Value| {
+        config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+    };
+    let scaled = |dtype: Dtype, scale: f32| {
+        move |tensors: &mut Tensors| {
+            let (stored, shape, data) = tensors.get_mut(NAME).unwrap();
+            // No NaN and no infinity.
+            *data = (0..shape.iter().product()).map(|i: usize| (i % 120) as u8).collect();
+            *stored = dtype;
+            let scales = (Dtype::F32, vec![1, 1], scale.to_le_bytes().to_vec());
+            tensors.insert(format!("{NAME}_scale_inv"), scales);
+        }
+    };
+    for (dtype, values, scale, format) in [
+        (Dtype::F8_E4M3, "float8_e4m3fn", 0.25, Format::F16),
+        (Dtype::F8_E4M3, "float8_e4m3fn", -96.0, Format::F16),
+        // Values from 2^-29 on.
+        (Dtype::F8_E4M3, "float8_e4m3fn", 2f32.powi(-20), Format::Bf16),
+        // Up to 448 2^10.
+        (Dtype::F8_E4M3, "float8_e4m3fn", 1024.0, Format::Bf16),
+        (Dtype::F8_E5M2, "float8_e5m2", 2.0, Format::Bf16),
+        (Dtype::F8_E5M2, "float8_e5m2", 1.0, Format::F16),
+        (Dtype::F8_E4M3, "float8_e4m3fn", 0.0, Format::F16),
+        (Dtype::F8_E4M3, "float8_e4m3fn", 0.1, Format::F32),
+    ] {
+        let values = fs::read(fixture(&format!("{values}.f32"))).unwrap();
+        let file = converted("qwen3", blocks, scaled(dtype, scale));
+        let gguf = Gguf::parse(&file).unwrap();
+        let matrix = gguf.matrix("blk.1.ffn_down.weight").unwrap();
+        assert_eq!(matrix.format(), format, "{scale}");
+        let mut row = vec![0.0; matrix.cols()];
+        for r in 0..matrix.rows() {
+            matrix.unpack_row(r, &mut row).unwrap();
+            for (k, w) in row.iter().enumerate() {
+                let at = (r * matrix.cols() + k) % 120 * 4;
+                assert_eq!(*w, f32::from_le_bytes(values[at..at + 4].try_into().unwrap()) * scale);
+            }
+        }
+    }
+}
+
+/// One format for all of them keeps the bits of each.
+#[test]
+fn experts_of_several_floats_are_f32() {
+    let floats = |expert: u32| format!("model.layers.1.mlp.experts.{expert}.up_proj.weight");
+    let plain = converted("qwen3moe", |_| (), |_| ());
+    let mixed = converted(
+        "qwen3moe",
+        |_| (),
+        |tensors| {
+            let (dtype, _, data) = tensors.get_mut(&floats(2)).unwrap();
+            let value = |bytes: &[u8]| half::bf16::from_le_bytes(bytes.try_into().unwrap()).to_f32();
+            (*dtype, *data) = match *dtype {
+                Dtype::BF16 => {
+                    (Dtype::F32, data.chunks_exact(2).flat_map(|w| value(w).to_le_bytes()).collect())
+                }
+                other => panic!("{other:?}"),
+            };
+        },
+    );
+    let weights = |file: &[u8]| {
+        let gguf = Gguf::parse(file).unwrap();
+        let info = gguf.tensors().iter().find(|info| info.name() == "blk.1.ffn_up_exps.weight").unwrap();
+        let mut values = vec![0.0; info.dims().iter().product::<u64>() as usize];
+        shohin_core::quant::unpack(info.format().unwrap(), gguf.data(info), &mut values).unwrap();
+        (info.format().unwrap(), values)
+    };
+    let ((format, mixed), (_, plain)) = (weights(&mixed), weights(&plain));
+    assert_eq!(format, Format::F32);
+    assert!(mixed == plain);
 }
 
 /// mlx-lm repeats its settings under a second name, and gives some modules their own.

@@ -84,9 +84,25 @@ impl<'f> Float8<'f> {
         Ok(Some(Float8 { kind, data: weights.data, scales }))
     }
 
-    /// The format that keeps every bit.
+    /// The smallest format that keeps every bit, also of codes that do not occur: the values are not read.
     pub(super) fn exact(&self) -> Format {
-        if self.scales.is_some() { Format::F32 } else { Format::F16 }
+        let Some(scales) = &self.scales else { return Format::F16 };
+        let values: Vec<f32> =
+            (0..=255).map(|byte| self.kind.value(byte).to_f32()).filter(|value| value.is_finite()).collect();
+        let mut value = [0.0];
+        let mut fits = |round: fn(f32) -> f32| {
+            scales.data.chunks_exact(scales.format.block_bytes()).all(|scale| {
+                quant::unpack(scales.format, scale, &mut value).is_ok()
+                    && values.iter().all(|w| round(w * value[0]) == w * value[0])
+            })
+        };
+        if fits(|w| half::f16::from_f32(w).to_f32()) {
+            Format::F16
+        } else if fits(|w| half::bf16::from_f32(w).to_f32()) {
+            Format::Bf16
+        } else {
+            Format::F32
+        }
     }
 
     /// Unpacks row `row`, of `out.len()` weights.

@@ -377,6 +377,9 @@ impl Tensor<'_> {
         let first = formats.next().unwrap_or(Format::F32);
         match formats.find(|format| *format != first) {
             None => Ok(first),
+            Some(other) if first.is_float() && other.is_float() && formats.all(Format::is_float) => {
+                Ok(Format::F32)
+            }
             Some(other) => {
                 let problem = format!("has experts of types {} and {}", first.name(), other.name());
                 Err(ConvertError::tensor(&self.name, problem))
