@@ -284,6 +284,8 @@ fn chat(model: &Model) -> String {
         Style::Qwen3Thinking => "Qwen3's template, always thinking",
         Style::Qwen3Instruct => "Qwen3's template, without thinking",
         Style::Plain => "plain ChatML",
+        Style::Llama3 => "Llama 3's template",
+        Style::Llama31 => "the template of Llama 3.1 to 3.3",
     };
     if model.template().known { style.into() } else { format!("unknown; {style} is used") }
 }
@@ -404,6 +406,8 @@ fn model_json(model: &Model) -> Result<Json> {
                 Style::Qwen3Thinking => "qwen3-thinking",
                 Style::Qwen3Instruct => "qwen3-instruct",
                 Style::Plain => "plain",
+                Style::Llama3 => "llama3",
+                Style::Llama31 => "llama3.1",
             },
             "known": model.template().known,
         },

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use shohin::core::chat::Role;
 use shohin::core::gguf::{Gguf, GgufWriter, Value as Metadata};
 use shohin::core::model::Pooling;
+use shohin::core::tokenizer::Special;
 use shohin::{ChatMessage, Model, ModelFile};
 use shohin_server::{Server, ServerOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -1111,6 +1112,47 @@ fn without_a_key_names_that_anyone_can_have_are_refused() {
 fn model_with_tools() -> Model {
     let template = "<|im_start|><|im_end|> last_query_index <tool_response> enable_thinking <think> add_generation_prompt";
     model_with(&[("tokenizer.chat_template", template.into())])
+}
+
+/// The built-in model with the names of Llama 3's control tokens, as far as it has any, and words of Llama 3.1's template.
+fn model_of_llama3() -> Model {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.gguf");
+    let bytes = std::fs::read(path).unwrap();
+    let gguf = Gguf::parse(&bytes).unwrap();
+    let tokens = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap().iter();
+    let tokens = tokens.map(|token| match std::str::from_utf8(token).unwrap() {
+        "<|im_start|>" => "<|start_header_id|>",
+        "<|endoftext|>" => "<|end_header_id|>",
+        "<|im_end|>" => "<|eot_id|>",
+        other => other,
+    });
+    let mut renamed = GgufWriter::new();
+    renamed.set_strings("tokens", &tokens.collect::<Vec<_>>()).unwrap();
+    let renamed = renamed.header().unwrap();
+    let renamed = Gguf::parse(&renamed).unwrap();
+    let (_, tokens) = renamed.metadata().iter().find(|(key, _)| *key == "tokens").unwrap();
+    let template = "Cutting Knowledge Date: December 2023 Today Date: \"26 Jul 2024\" <|start_header_id|> <|end_header_id|> <|eot_id|> message['content'] | trim add_generation_prompt";
+    model_with(&[("tokenizer.chat_template", template.into()), ("tokenizer.ggml.tokens", tokens)])
+}
+
+#[test]
+fn conversations_are_in_the_template_of_llama3() {
+    let model = model_of_llama3();
+    let server = Running::with(&model, |_| ());
+    let exact = json!({ "temperature": 0, "max_tokens": 12 });
+    let answer =
+        server.post("/v1/chat/completions", &with(ask(" What does a cow say?\n"), exact.clone())).ok();
+    let prompt = "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>\
+        <|start_header_id|>user<|end_header_id|>\n\nWhat does a cow say?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n";
+    let mut tokens = Vec::new();
+    model.tokenizer().encode(prompt, Special::Parse, &mut tokens);
+    assert_eq!(answer["usage"]["prompt_tokens"], tokens.len());
+    let text = server.post("/v1/completions", &with(json!({ "prompt": tokens }), exact)).ok();
+    assert_eq!(answer["choices"][0]["message"]["content"], text["choices"][0]["text"]);
+
+    let tool = json!({ "type": "function", "function": { "name": "weather", "parameters": city() } });
+    let refused = server.post("/v1/chat/completions", &with(ask("Hello!"), json!({ "tools": [tool] })));
+    assert_eq!((refused.status, refused.text().contains("tools")), (400, true));
 }
 
 fn city() -> Value {

@@ -37,6 +37,7 @@ impl Model {
         let style = match file.template.style {
             Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => "qwen3",
             Style::Plain => "chatml",
+            Style::Llama3 | Style::Llama31 => "llama3",
         };
         let memory = [("weights", count(weights)), ("kv", count(kv)), ("scratch", count(scratch))];
         let model = object([

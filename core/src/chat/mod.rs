@@ -3,7 +3,7 @@
 //! | step | type |
 //! |---|---|
 //! | a conversation over a session, turn by turn | [`Conversation`], driven by [`drive`] or by the host |
-//! | messages to tokens: ChatML, as Qwen3's chat template renders it | [`encode`], [`Template`] |
+//! | messages to tokens, as the chat templates of Qwen3, SmolLM2 and Llama 3 render them | [`encode`], [`Template`] |
 //! | streamed text to content, reasoning and tool calls | [`ReplyParser`] |
 //! | several replies at once over one device | [`Scheduler`] |
 //! | OpenAI requests and responses | [`openai`] |
@@ -20,7 +20,8 @@
 //! earlier turns (and the empty block that `thinking: Some(false)` puts before a reply), so the prefix ends
 //! where the last reply began, and the last exchange is computed a second time. [`Conversation::send`]
 //! appends the tokens of [`encode_next`]: nothing is computed twice and the model's own tokens are kept, but
-//! reasoning stays in the context. For [`Style::Plain`] both give the same text.
+//! reasoning stays in the context. For [`Style::Plain`] both give the same text, and for [`Style::Llama3`] up to spaces
+//! around replies.
 #![forbid(unsafe_code)]
 
 pub mod anthropic;

@@ -1,4 +1,4 @@
-//! ChatML, as Qwen3's chat template renders it: a conversation to text, and to token ids.
+//! Chat templates, ChatML as Qwen3 has it and that of Llama 3: a conversation to text, and to token ids.
 #![forbid(unsafe_code)]
 
 use alloc::string::String;
@@ -94,6 +94,12 @@ pub enum Style {
     /// `<|im_start|>role\ncontent<|im_end|>\n` for every message and nothing else but
     /// [`Template::system`]. Has no tools.
     Plain,
+    /// Llama 3's, with the feature `variants`: `<|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>` for every message, whose content is trimmed.
+    /// Has no tools.
+    Llama3,
+    /// That of Llama 3.1 to 3.3: as [`Style::Llama3`], but every conversation has a system message, which begins with the
+    /// dates that the template states if it is given none.
+    Llama31,
 }
 
 impl Style {
@@ -101,7 +107,7 @@ impl Style {
     pub const fn can_think(self) -> bool {
         match self {
             Style::Qwen3 | Style::Qwen3Thinking => true,
-            Style::Qwen3Instruct | Style::Plain => false,
+            Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 => false,
         }
     }
 
@@ -109,7 +115,7 @@ impl Style {
     pub const fn always_thinks(self) -> bool {
         match self {
             Style::Qwen3Thinking => true,
-            Style::Qwen3 | Style::Qwen3Instruct | Style::Plain => false,
+            Style::Qwen3 | Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 => false,
         }
     }
 
@@ -117,7 +123,7 @@ impl Style {
     pub(super) fn parts<'m>(self, reply: &Message<'m>) -> (&'m str, &'m str) {
         match self {
             Style::Qwen3 | Style::Qwen3Thinking => reply.parts(),
-            Style::Qwen3Instruct | Style::Plain => ("", reply.content),
+            Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 => ("", reply.content),
         }
     }
 
@@ -125,10 +131,83 @@ impl Style {
     pub const fn has_tools(self) -> bool {
         match self {
             Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => cfg!(feature = "tools"),
-            Style::Plain => false,
+            Style::Plain | Style::Llama3 | Style::Llama31 => false,
+        }
+    }
+
+    /// How its messages begin and end.
+    const fn frame(self) -> &'static Frame {
+        match self {
+            Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct | Style::Plain => &CHATML,
+            Style::Llama3 | Style::Llama31 if HAS_LLAMA3 => &LLAMA3,
+            Style::Llama3 | Style::Llama31 => &CHATML,
         }
     }
 }
+
+/// How a message begins and ends.
+#[derive(Debug)]
+struct Frame {
+    /// The control token before the role.
+    start: &'static str,
+    /// The one after it, if any.
+    header_end: Option<&'static str>,
+    /// The text before the content.
+    before: &'static str,
+    /// The control token after the content.
+    end: &'static str,
+    /// The text after that.
+    after: &'static str,
+    /// What the role of results of tools is called.
+    tool: &'static str,
+    /// The control tokens that it needs, and what an error says without them.
+    needs: &'static [(&'static str, &'static str)],
+    /// What the error expects.
+    expected: &'static str,
+}
+
+impl Default for &Frame {
+    fn default() -> Self {
+        &CHATML
+    }
+}
+
+static CHATML: Frame = Frame {
+    start: "<|im_start|>",
+    header_end: None,
+    before: "\n",
+    end: "<|im_end|>",
+    after: "\n",
+    tool: "tool",
+    needs: &[("<|im_start|>", "without <|im_start|>"), ("<|im_end|>", "without <|im_end|>")],
+    expected: "a vocabulary with the control tokens of ChatML",
+};
+
+static LLAMA3: Frame = Frame {
+    start: "<|start_header_id|>",
+    header_end: Some("<|end_header_id|>"),
+    before: "\n\n",
+    end: "<|eot_id|>",
+    after: "",
+    tool: "ipython",
+    needs: &[
+        ("<|start_header_id|>", "without <|start_header_id|>"),
+        ("<|end_header_id|>", "without <|end_header_id|>"),
+        ("<|eot_id|>", "without <|eot_id|>"),
+    ],
+    expected: "a vocabulary with the control tokens of Llama 3",
+};
+
+/// Whether this build has Llama 3's template.
+const HAS_LLAMA3: bool = cfg!(feature = "variants");
+
+/// What Python's `strip` removes at both ends.
+fn trim(text: &str) -> &str {
+    text.trim_matches(|c: char| c.is_whitespace() || ('\x1c'..='\x1f').contains(&c))
+}
+
+/// The dates that the template of Llama 3.1 to 3.3 states if it is given none.
+const LLAMA31_DATES: &str = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
 
 /// A model's chat template, as far as it was recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +229,10 @@ impl Template {
     pub const QWEN3_INSTRUCT: Template = Template { style: Style::Qwen3Instruct, ..Template::QWEN3 };
     /// Plain ChatML.
     pub const PLAIN: Template = Template { style: Style::Plain, known: true, system: None };
+    /// Llama 3's.
+    pub const LLAMA3: Template = Template { style: Style::Llama3, known: true, system: None };
+    /// That of Llama 3.1 to 3.3.
+    pub const LLAMA31: Template = Template { style: Style::Llama31, ..Template::LLAMA3 };
     /// SmolLM2's: plain ChatML with a default system message.
     pub const SMOLLM2: Template = Template {
         system: Some("You are a helpful AI assistant named SmolLM, trained by Hugging Face"),
@@ -173,14 +256,34 @@ impl Template {
     /// | that of Instruct models of 2507 | `<tools>`, `<tool_response>` and `<function-name>`, without any mention of thinking or a default system prompt |
     /// | plain | ChatML's markers without any mention of thinking, tools or a system prompt |
     /// | SmolLM2's | as plain, with SmolLM2's system prompt for conversations without one |
+    /// | Llama 3's | its markers and contents that are trimmed, without any mention of a system prompt or tools |
+    /// | that of Llama 3.1 to 3.3 | as Llama 3's, with the dates that [`Style::Llama31`] writes |
     ///
-    /// Anything else is unknown and written as Qwen3's if it mentions `<think>`, else plain. Without a template the
-    /// vocabulary decides: Qwen3's if `<think>` is a token.
+    /// Anything else is unknown and written as Llama 3's if it has those markers, as Qwen3's if it mentions `<think>`, else
+    /// plain. Without a template the vocabulary decides: Llama 3's with its control tokens, Qwen3's if `<think>` is a token.
     pub fn detect(template: Option<&str>, tokenizer: &Tokenizer<'_>) -> Template {
-        let nearest =
-            |qwen3| Template { known: false, ..if qwen3 { Template::QWEN3 } else { Template::PLAIN } };
-        let Some(text) = template else { return nearest(tokenizer.added_id("<think>").is_some()) };
+        let unknown = |nearest: Template| Template { known: false, ..nearest };
+        let Some(text) = template else {
+            let is_token = |word: &str| tokenizer.added_id(word).is_some();
+            return unknown(if HAS_LLAMA3 && LLAMA3.needs.iter().all(|(word, _)| is_token(word)) {
+                Template::LLAMA3
+            } else if is_token("<think>") {
+                Template::QWEN3
+            } else {
+                Template::PLAIN
+            });
+        };
         let has = |word: &&str| find(text, word).is_some();
+        if HAS_LLAMA3 && LLAMA3.needs.iter().all(|(word, _)| has(word)) {
+            let trims = has(&"add_generation_prompt") && has(&"message['content'] | trim");
+            return if trims && LLAMA31_WORDS.iter().all(has) {
+                Template::LLAMA31
+            } else if trims && !["system", "tool", "Date"].iter().any(has) {
+                Template::LLAMA3
+            } else {
+                unknown(Template::LLAMA3)
+            };
+        }
         let chatml = ["<|im_start|>", "<|im_end|>"].iter().all(has);
         let prompts = chatml && has(&"add_generation_prompt");
         let plain = prompts && !["think", "tool"].iter().any(has);
@@ -200,11 +303,16 @@ impl Template {
             Template::PLAIN
         } else if plain && SMOLLM2_DEFAULT.iter().all(has) && has_twice(text, "system") {
             Template::SMOLLM2
+        } else if has(&"<think>") {
+            unknown(Template::QWEN3)
         } else {
-            nearest(has(&"<think>"))
+            unknown(Template::PLAIN)
         }
     }
 }
+
+/// How the templates of Llama 3.1 to 3.3 state dates.
+const LLAMA31_WORDS: [&str; 3] = ["Cutting Knowledge Date: December 2023", "Today Date: ", "\"26 Jul 2024\""];
 
 /// How replies begin that always think; whether line breaks are escaped depends on the converter.
 const THINKING_PROMPT: [&str; 2] =
@@ -264,8 +372,6 @@ impl Default for ChatOptions<'_> {
 pub(super) const THINK: &str = "<think>";
 /// Ends them.
 pub(super) const THINK_END: &str = "</think>";
-const IM_START: &str = "<|im_start|>";
-const IM_END: &str = "<|im_end|>";
 
 /// Renders a conversation as text, identical to the output of the model's template.
 ///
@@ -320,7 +426,7 @@ impl ChatEncoder {
     pub fn with_capacity(bytes: usize) -> Self {
         // The shortest markers have seven bytes.
         let markers = Vec::with_capacity(bytes.div_ceil(7));
-        let script = Script { text: String::with_capacity(bytes), markers };
+        let script = Script { text: String::with_capacity(bytes), markers, ..Script::default() };
         ChatEncoder { script, buffers: EncodeBuffers::with_capacity(bytes) }
     }
 
@@ -339,13 +445,15 @@ impl ChatEncoder {
         let ChatEncoder { script, buffers } = self;
         script.text.clear();
         script.markers.clear();
+        script.frame = options.template.style.frame();
         match fed.last() {
             None => ids.extend(tokenizer.leading_bos()),
             Some(last) => {
-                if tokenizer.added_id(IM_END) != Some(*last) {
-                    script.special(IM_END);
+                let &Frame { end, after, .. } = script.frame();
+                if tokenizer.added_id(end) != Some(*last) {
+                    script.special(end);
                 }
-                script.text("\n");
+                script.text(after);
             }
         }
         script.messages(messages, options, fed.is_empty())?;
@@ -365,10 +473,10 @@ pub(super) fn encode_unfinished(
     options: &ChatOptions<'_>,
     ids: &mut Vec<u32>,
 ) -> Result<String> {
-    let mut script = Script::default();
+    let mut script = Script::new(options);
     check_tools(options, !reply.tool_calls.is_empty())?;
     match options.template.style {
-        Style::Plain => script.text(reply.content),
+        Style::Plain | Style::Llama3 | Style::Llama31 => script.text(reply.content),
         style @ (Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct) => {
             let (reasoning, mut content) = style.parts(reply);
             if !options.tools.is_empty() {
@@ -406,13 +514,24 @@ struct Script {
     text: String,
     /// Start and end of each marker in `text`, in ascending order.
     markers: Vec<(usize, usize)>,
+    /// How its messages begin and end.
+    frame: &'static Frame,
 }
 
 impl Script {
+    fn new(options: &ChatOptions<'_>) -> Script {
+        Script { frame: options.template.style.frame(), ..Script::default() }
+    }
+
     fn of(messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<Script> {
-        let mut script = Script::default();
+        let mut script = Script::new(options);
         script.messages(messages, options, opening)?;
         Ok(script)
+    }
+
+    /// Known at compile time if there is only one.
+    fn frame(&self) -> &'static Frame {
+        if HAS_LLAMA3 { self.frame } else { &CHATML }
     }
 
     fn text(&mut self, text: &str) {
@@ -448,14 +567,18 @@ impl Script {
     }
 
     fn open(&mut self, role: Role) {
-        self.special(IM_START);
-        self.text(role.name());
-        self.text("\n");
+        let &Frame { start, header_end, before, tool, .. } = self.frame();
+        self.special(start);
+        self.text(if role == Role::Tool { tool } else { role.name() });
+        if let Some(marker) = header_end {
+            self.special(marker);
+        }
+        self.text(before);
     }
 
     fn close(&mut self) {
-        self.special(IM_END);
-        self.text("\n");
+        self.special(self.frame().end);
+        self.text(self.frame().after);
     }
 
     /// Writes messages; `opening` tells whether the first one starts the conversation.
@@ -478,13 +601,32 @@ impl Script {
                     self.close();
                 }
             }
+            Style::Llama3 | Style::Llama31 if !HAS_LLAMA3 => {
+                return Err(error!(Template { lacks: "Llama 3's messages in this build" }));
+            }
+            style @ (Style::Llama3 | Style::Llama31) => {
+                let mut messages = messages;
+                if opening && style == Style::Llama31 {
+                    let system = messages.first().filter(|m| m.role == Role::System);
+                    self.open(Role::System);
+                    self.text(LLAMA31_DATES);
+                    self.text(system.map_or("", |m| trim(m.content)));
+                    self.close();
+                    messages = messages.get(usize::from(system.is_some())..).unwrap_or_default();
+                }
+                for m in messages {
+                    self.open(m.role);
+                    self.text(trim(m.content));
+                    self.close();
+                }
+            }
         }
         if options.add_generation_prompt {
             self.open(Role::Assistant);
             match options.template.style {
                 Style::Qwen3 if options.thinking == Some(false) => self.literal("<think>\n\n</think>\n\n"),
                 Style::Qwen3Thinking => self.literal("<think>\n"),
-                Style::Qwen3 | Style::Qwen3Instruct | Style::Plain => {}
+                Style::Qwen3 | Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 => {}
             }
         }
         Ok(())
@@ -541,7 +683,7 @@ impl Script {
                 Role::Tool => {
                     let previous = i.checked_sub(1).and_then(|i| messages.get(i));
                     if previous.is_none_or(|p| p.role != Role::Tool) {
-                        self.special(IM_START);
+                        self.special(self.frame().start);
                         self.text("user");
                     }
                     self.literal("\n<tool_response>\n");
@@ -597,12 +739,12 @@ impl Script {
         buffers: &mut EncodeBuffers,
         out: &mut Vec<u32>,
     ) -> Result<()> {
-        for (marker, problem) in [(IM_START, "without <|im_start|>"), (IM_END, "without <|im_end|>")] {
+        for (marker, problem) in self.frame().needs {
             if tokenizer.added_id(marker).is_none() {
                 return Err(error!(Unsupported {
                     key: Name::new("tokenizer.ggml.tokens"),
                     found: Name::new(problem),
-                    expected: "a vocabulary with the control tokens of ChatML",
+                    expected: self.frame().expected,
                 }));
             }
         }

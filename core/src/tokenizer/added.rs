@@ -10,8 +10,15 @@ use super::{Special, TokenKind};
 use crate::error::Result;
 
 /// Control tokens whatever `tokenizer.ggml.token_type` states, so that text cannot form them in a file with
-/// wrong or missing types. llama.cpp does the same.
-const ALWAYS_CONTROL: [&[u8]; 3] = [b"<|im_start|>", b"<|im_end|>", b"<|endoftext|>"];
+/// wrong or missing types. llama.cpp does the same with some of them.
+const ALWAYS_CONTROL: [&[u8]; 6] = [
+    b"<|im_start|>",
+    b"<|im_end|>",
+    b"<|endoftext|>",
+    b"<|start_header_id|>",
+    b"<|end_header_id|>",
+    b"<|eot_id|>",
+];
 
 /// Flag in `by_id`: the token is a control token.
 const CONTROL: u32 = 1 << 31;

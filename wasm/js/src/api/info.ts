@@ -36,8 +36,8 @@ export interface EngineInfo {
     contextLength: number;
     /** Storage formats of the matrices, most bytes first. */
     formats: string[];
-    /** The chat template: Qwen3's, or plain ChatML. */
-    template: "qwen3" | "chatml" | (string & {});
+    /** The chat template: Qwen3's, plain ChatML, or Llama 3's. */
+    template: "qwen3" | "chatml" | "llama3" | (string & {});
     /** Whether that is the file's own template; if not, it is the closest one. */
     templateKnown: boolean;
     /** Whether replies may begin with thoughts. */
