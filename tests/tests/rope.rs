@@ -13,42 +13,64 @@ fn fixture(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)).unwrap()
 }
 
+/// The scaling of a Qwen3 file with these numbers under keys of `qwen3.rope`, this `scaling.type`, and F32 tensors that each
+/// hold half a head.
+fn scaling_of(
+    numbers: &[(&str, f32)],
+    kind: Option<&str>,
+    tensors: &[&str],
+) -> shohin_core::Result<RopeScaling> {
+    let file = fixture("qwen3-untied.gguf");
+    let gguf = Gguf::parse(&file).unwrap();
+    let mut w = GgufWriter::new();
+    for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.contains("rope.scaling")) {
+        w.set(key, value).unwrap();
+    }
+    numbers.iter().for_each(|(key, value)| w.set(&format!("qwen3.rope.{key}"), *value).unwrap());
+    if let Some(kind) = kind {
+        w.set("qwen3.rope.scaling.type", kind).unwrap();
+        w.set("qwen3.rope.scaling.original_context_length", 16u32).unwrap();
+    }
+    for tensor in gguf.tensors() {
+        w.tensor(tensor.name(), tensor.dims(), tensor.format().unwrap()).unwrap();
+    }
+    let half = ModelConfig::from_gguf(&gguf).unwrap().head_dim / 2;
+    let extra = vec![0; 4 * half];
+    tensors.iter().for_each(|name| w.tensor(name, &[half as u64], Format::F32).unwrap());
+    let data = gguf.tensors().iter().map(|tensor| gguf.data(tensor));
+    let file = w.to_vec(data.chain(tensors.iter().map(|_| &extra[..]))).unwrap();
+    ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).map(|config| config.rope_scaling)
+}
+
 /// As llama.cpp reads it: a factor without a type is a linear one.
 #[test]
 fn a_factor_without_a_type_is_linear() {
-    let file = fixture("qwen3-untied.gguf");
-    let gguf = Gguf::parse(&file).unwrap();
-    let read = |changes: &[(&str, f32)], factors: bool| {
-        let mut w = GgufWriter::new();
-        for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.contains("rope.scaling")) {
-            w.set(key, value).unwrap();
-        }
-        changes.iter().for_each(|(key, value)| w.set(&format!("qwen3.rope.{key}"), *value).unwrap());
-        for tensor in gguf.tensors() {
-            w.tensor(tensor.name(), tensor.dims(), tensor.format().unwrap()).unwrap();
-        }
-        let half = ModelConfig::from_gguf(&gguf).unwrap().head_dim / 2;
-        let extra = vec![0; 4 * half];
-        if factors {
-            w.tensor("rope_freqs.weight", &[half as u64], Format::F32).unwrap();
-        }
-        let data = gguf.tensors().iter().map(|tensor| gguf.data(tensor)).chain(factors.then_some(&extra[..]));
-        let file = w.to_vec(data).unwrap();
-        ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).map(|config| config.rope_scaling)
-    };
+    let read = |numbers: &[(&str, f32)]| scaling_of(numbers, None, &[]);
     let linear = Ok(RopeScaling::Linear { factor: 4.0 });
-    assert_eq!(read(&[("scaling.factor", 4.0)], false), linear);
-    assert_eq!(read(&[("scale_linear", 4.0)], false), linear);
-    assert_eq!(read(&[("scaling.factor", 4.0), ("scale_linear", 2.0)], false), linear);
+    assert_eq!(read(&[("scaling.factor", 4.0)]), linear);
+    assert_eq!(read(&[("scale_linear", 4.0)]), linear);
+    assert_eq!(read(&[("scaling.factor", 4.0), ("scale_linear", 2.0)]), linear);
+    assert_eq!(read(&[]), Ok(RopeScaling::None));
     for none in [0.0, 1.0] {
-        assert_eq!(read(&[("scaling.factor", none)], true), Ok(RopeScaling::None));
+        let found = scaling_of(&[("scaling.factor", none)], None, &["rope_freqs.weight"]);
+        assert_eq!(found, Ok(RopeScaling::None));
     }
-    assert_eq!(read(&[], false), Ok(RopeScaling::None));
-    let both = read(&[("scaling.factor", 4.0)], true).unwrap_err().to_string();
-    assert!(
-        both.contains("qwen3.rope.scaling.factor") && both.contains("1 in a file with rope_freqs"),
-        "{both}"
-    );
+}
+
+/// llama.cpp's converter writes the `attention_factor` of transformers there, which `ROPE_INIT_FUNCTIONS["yarn"]` returns as
+/// it is.
+#[test]
+fn yarn_attn_factor_is_the_whole_magnitude() {
+    let magnitude = |numbers: &[(&str, f32)]| {
+        let numbers = [&[("scaling.factor", 4.0)], numbers].concat();
+        Rope::new(64, 1e6, scaling_of(&numbers, Some("yarn"), &[]).unwrap()).magnitude()
+    };
+    let usual = 0.1 * 4f32.ln() + 1.0;
+    assert_eq!(magnitude(&[]), usual);
+    assert_eq!(magnitude(&[("scaling.yarn_attn_factor", usual)]), usual);
+    assert_eq!(magnitude(&[("scaling.yarn_attn_factor", 0.5)]), 0.5);
+    assert_eq!(magnitude(&[("scaling.attn_factor", 0.5)]), 0.5 * usual);
+    assert_eq!(magnitude(&[("scaling.attn_factor", 0.5), ("scaling.yarn_attn_factor", 3.0)]), 1.5);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::limits::Limits;
 
 const EPS: &str = "attention.layer_norm_rms_epsilon";
 pub(super) const MAX_ALIBI_BIAS: &str = "attention.max_alibi_bias";
+const YARN_ATTN_FACTOR: &str = "rope.scaling.yarn_attn_factor";
 /// More would make slopes zero.
 const MAX_BIAS: f32 = 1024.0;
 
@@ -345,7 +346,7 @@ impl ModelConfig {
                     return Err(bad(key, 0.0, "at least 1"));
                 }
                 for (key, x) in [
-                    ("rope.scaling.yarn_attn_factor", attention_factor),
+                    (YARN_ATTN_FACTOR, attention_factor),
                     ("rope.scaling.yarn_beta_fast", beta_fast),
                     ("rope.scaling.yarn_beta_slow", beta_slow),
                 ] {
@@ -487,19 +488,17 @@ fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling>
             let original = meta.size("rope.scaling.original_context_length", None)?;
             let mut yarn = RopeScaling::yarn(factor()?, original as u32);
             if let RopeScaling::Yarn { attention_factor, beta_fast, beta_slow, .. } = &mut yarn {
-                // llama.cpp multiplies the paper's magnitude by these.
-                for key in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"] {
-                    if let Some(found) = meta.f32(key)? {
-                        *attention_factor *= found;
-                    }
-                }
-                for (key, value) in
-                    [("rope.scaling.yarn_beta_fast", beta_fast), ("rope.scaling.yarn_beta_slow", beta_slow)]
-                {
+                // llama.cpp's converter writes the `attention_factor` of transformers, which is the whole magnitude.
+                for (key, value) in [
+                    (YARN_ATTN_FACTOR, &mut *attention_factor),
+                    ("rope.scaling.yarn_beta_fast", beta_fast),
+                    ("rope.scaling.yarn_beta_slow", beta_slow),
+                ] {
                     if let Some(found) = meta.f32(key)? {
                         *value = found;
                     }
                 }
+                *attention_factor *= meta.f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
             }
             Ok(yarn)
         }
