@@ -72,6 +72,8 @@ impl Case {
             rope_factors: choices.below(4) == 0,
             ..Shape::tiny()
         };
+        // A file with both is refused.
+        let shape = Shape { rope_factors: shape.rope_factors && shape.yarn.is_none(), ..shape };
         // Rows of attention's output must be whole blocks.
         let shape = if (shape.heads * shape.head_dim).is_multiple_of(256) {
             shape

@@ -57,6 +57,34 @@ fn a_factor_without_a_type_is_linear() {
     }
 }
 
+/// llama.cpp applies both; to apply one of them would be fluent nonsense.
+#[test]
+fn factors_of_a_file_beside_another_scaling_are_refused() {
+    let read = |kind, tensors: &[&str]| scaling_of(&[("scaling.factor", 4.0)], kind, tensors);
+    let llama3 = ["rope_freqs.weight"];
+    let long = ["rope_factors_short.weight", "rope_factors_long.weight"];
+    for (kind, tensors, expected) in [
+        (None, &llama3[..], "1 in a file with rope_freqs"),
+        (Some("linear"), &llama3, "none in a file with rope_freqs"),
+        (Some("yarn"), &llama3, "none in a file with rope_freqs"),
+        (Some("dynamic"), &llama3, "none in a file with rope_freqs"),
+        (Some("linear"), &long, "longrope in a file with rope_factors_short"),
+        (Some("yarn"), &long, "longrope in a file with rope_factors_short"),
+        (Some("dynamic"), &long[1..], "longrope in a file with rope_factors_short"),
+    ] {
+        let error = read(kind, tensors).unwrap_err().to_string();
+        let named = kind.map_or("qwen3.rope.scaling.factor", |_| "qwen3.rope.scaling.type");
+        assert!(error.contains(named) && error.contains(kind.unwrap_or("4")), "{error}");
+        assert!(error.contains(expected), "{error}");
+    }
+    let all = [llama3[0], long[0], long[1]];
+    for kind in [None, Some("none"), Some("longrope")] {
+        let error = read(kind, &all).unwrap_err().to_string();
+        assert!(error.contains("rope_freqs.weight"), "{error}");
+    }
+    assert_eq!(read(Some("none"), &llama3), Ok(RopeScaling::None));
+}
+
 /// llama.cpp's converter writes the `attention_factor` of transformers there, which `ROPE_INIT_FUNCTIONS["yarn"]` returns as
 /// it is.
 #[test]

@@ -93,7 +93,7 @@ pub struct ModelConfig {
     /// Scaling of the rotary frequencies (`rope.scaling.*`).
     pub rope_scaling: RopeScaling,
     /// Whether the file has factors that the rotary frequencies are divided by (`rope_freqs.weight`), as those of Llama 3.1
-    /// and later. Another [`ModelConfig::rope_scaling`] than none replaces them.
+    /// and later. Another [`ModelConfig::rope_scaling`] than none, which is never the file's, replaces them.
     pub rope_factors: bool,
     /// Whether the file has the factors of LongRoPE (`rope_factors_short.weight` and `rope_factors_long.weight`), which
     /// only [`RopeScaling::LongRope`] uses.
@@ -164,7 +164,7 @@ impl ModelConfig {
             rms_norm_eps: meta.need_f32(EPS)?,
             rope_freq_base: meta.f32("rope.freq_base")?.unwrap_or(10_000.0),
             rope_scaling: rope_scaling(meta, header)?,
-            rope_factors: header.tensor("rope_freqs.weight").is_some(),
+            rope_factors: header.tensor(ROPE_FACTORS).is_some(),
             long_rope_factors: has_long_rope(header),
             max_alibi_bias,
             rotary: rotated > 0,
@@ -426,6 +426,9 @@ fn experts(meta: &Keys<'_, '_>) -> Result<ExpertsConfig> {
     })
 }
 
+/// The factors of Llama 3.1.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
 /// The factors of LongRoPE for short and for long contexts.
 const LONG_ROPE: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
@@ -461,7 +464,15 @@ fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling>
         };
     }
     let factor = || meta.need_f32("rope.scaling.factor");
+    let has_factors = header.tensor(ROPE_FACTORS).is_some();
     match meta.str(key)? {
+        None | Some("none" | "longrope") if has_long_rope(header) && has_factors => {
+            Err(error!(Unsupported {
+                key: Name::new("tensor"),
+                found: Name::new(ROPE_FACTORS),
+                expected: "none of this name beside rope_factors_short.weight or rope_factors_long.weight",
+            }))
+        }
         kind @ (None | Some("none" | "longrope")) if kind == Some("longrope") || has_long_rope(header) => {
             Ok(RopeScaling::LongRope {
                 original_context: meta.size("rope.scaling.original_context_length", None)? as u32,
@@ -470,14 +481,21 @@ fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling>
             })
         }
         None => match implied_linear(meta)? {
-            // Factors of a file and a linear factor are not computed together here.
-            Some(factor) if header.tensor("rope_freqs.weight").is_some() => {
+            Some(factor) if has_factors => {
                 let expected = "1 in a file with rope_freqs.weight";
                 Err(meta.architecture.bad("rope.scaling.factor", f64::from(factor), expected))
             }
             Some(factor) => Ok(RopeScaling::Linear { factor }),
             None => Ok(RopeScaling::None),
         },
+        // Factors of a file and another scaling are not computed together here.
+        Some(found @ ("linear" | "dynamic" | "yarn")) if has_long_rope(header) || has_factors => {
+            let expected = match has_factors {
+                true => "none in a file with rope_freqs.weight",
+                false => "longrope in a file with rope_factors_short.weight or rope_factors_long.weight",
+            };
+            Err(error!(Unsupported { key: Name::new(meta.key(key)), found: Name::new(found), expected }))
+        }
         Some("none") => Ok(RopeScaling::None),
         Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
         Some("dynamic") => {
