@@ -55,8 +55,8 @@ pub(crate) struct FormatArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct SpeculationArgs {
-    /// Guess tokens from what followed the same words before, and check several at once: the same replies, faster
-    /// where they repeat the prompt
+    /// Guess tokens from what followed the same words before, and check several at once: the same replies (on a GPU but for
+    /// near ties), faster where they repeat the prompt
     #[arg(long)]
     pub(crate) speculate: bool,
     /// Guess tokens with this smaller model, which has the same vocabulary

@@ -62,8 +62,9 @@ impl Chat {
         }
     }
 
-    /// Decodes with guesses from now on: the same replies, faster where guesses are right. The conversation so far is
-    /// computed again with the next message.
+    /// Decodes with guesses from now on: the same replies, faster where guesses are right. On a GPU, where last bits depend on
+    /// how many tokens are computed at once, a near tie may be decided otherwise. The conversation so far is computed again
+    /// with the next message.
     ///
     /// # Errors
     /// If there is no memory, or a draft model has another vocabulary.
