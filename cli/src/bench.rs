@@ -102,9 +102,6 @@ fn median(s: &[f64]) -> f64 {
 }
 
 pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
-    let model = model.load()?;
-    finish_caching(&model);
-    let longest = model.config().max_context_length;
     let depth = args.depth.max(1);
     let prefill = args.prefill.iter().map(|&n| ("prefill", n, n));
     let decode = args.decode.iter().map(|&n| ("decode", n, n.saturating_add(depth)));
@@ -112,6 +109,9 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
     let tests: Vec<(&str, usize, usize)> =
         prefill.chain(decode).chain(verify).filter(|test| test.1 > 0).collect();
     let context = tests.iter().map(|test| test.2).max().unwrap_or(1);
+    let model = model.load_for(context)?;
+    finish_caching(&model);
+    let longest = model.config().max_context_length;
     if context > longest {
         return Err(CliError::new(format_args!(
             "a test needs {context} tokens, but this model holds at most {longest}"

@@ -43,7 +43,7 @@ pub(crate) fn logits(args: &LogitsArgs, model: &ModelArgs) -> Result {
     if tokens.is_empty() {
         return Err(CliError::new(format_args!("{place}: expected token ids, found none")));
     }
-    let (options, model) = (model, model.load()?);
+    let (options, model) = (model, model.load_for(tokens.len())?);
     options.check_length(&model, &place, tokens.len())?;
     let mut sequence = model.sequence(tokens.len())?;
     match &args.out {

@@ -276,9 +276,26 @@ impl ModelArgs {
 
     /// Loads the model.
     pub(crate) fn load(&self) -> Result<Model> {
-        let model = self.builder().load_file(&self.open()?)?;
+        self.load_for(0)
+    }
+
+    /// Loads the model for a sequence of `tokens`, unless `--context` says for which.
+    pub(crate) fn load_for(&self, tokens: usize) -> Result<Model> {
+        let mut builder = self.builder();
+        if self.context.is_none() && self.is_alone() {
+            builder = builder.context_at_least(tokens);
+        }
+        let model = builder.load_file(&self.open()?)?;
         self.remark_on_choice(&model);
         Ok(model)
+    }
+
+    /// Whether there are no ranks in other processes, which know the options alone.
+    fn is_alone(&self) -> bool {
+        #[cfg(feature = "mpi")]
+        return self.mpi.is_none();
+        #[cfg(not(feature = "mpi"))]
+        true
     }
 
     /// Says which device the automatic choice is. Where there is only the CPU, that is news only to those who asked for a

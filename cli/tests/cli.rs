@@ -876,6 +876,24 @@ fn the_loss_is_that_of_the_trainer() {
     assert!((found - trainer["mean_next_token_loss"].as_f64().unwrap()).abs() < 1e-4, "{found}");
 }
 
+/// transformers takes the frequencies for the length of the sequence, too.
+#[test]
+fn a_sequence_over_the_default_context_has_its_frequencies() {
+    let sprout = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf")).unwrap();
+    let model = temporary("long-rope.gguf", shohin_tests::long_rope::long_rope(&sprout, 4096, 8192).unwrap());
+    let ids: Vec<String> = (0..4100).map(|i| (7 * i % 300).to_string()).collect();
+    let tokens = temporary("long-rope.txt", ids.join(" "));
+    let ask = ["logits", "-m", &model, "--tokens", &tokens];
+    let listed = ok(&ask);
+    assert_eq!(listed, ok(&with(&ask, &["--context", "8192"])));
+    assert!(fails(&with(&ask, &["--context", "4096"])).contains("--context can raise that"));
+    ok(&["bench", "-m", &model, "--prefill", "0", "--decode", "1", "--depth", "4100", "--repeat", "1"]);
+    // Its tokens are known only to the model.
+    let text = "a fox ".repeat(2100);
+    let message = misuse(&["embed", "-m", &model, &text]);
+    assert!(message.contains("--context is \"4096\", expected at least"), "{message}");
+}
+
 #[test]
 fn logits_choose_what_run_says() {
     let text = "Once upon a time, there was a";

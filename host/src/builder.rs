@@ -95,9 +95,16 @@ impl Builder {
         self
     }
 
-    /// Context size of a chat in tokens, clamped to the model's context; 4096 unless set.
+    /// Context size of a chat in tokens, clamped to the model's context; 4096 unless set. Models with LongRoPE or dynamic
+    /// NTK have the rotary frequencies for it, and no longer sequences with others.
     pub fn context(mut self, tokens: usize) -> Self {
         self.context = tokens;
+        self
+    }
+
+    /// [`Builder::context`], if it is less than `tokens`.
+    pub fn context_at_least(mut self, tokens: usize) -> Self {
+        self.context = self.context.max(tokens);
         self
     }
 

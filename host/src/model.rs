@@ -147,7 +147,7 @@ impl Model {
     /// what the model was trained with.
     ///
     /// # Errors
-    /// If a text is empty or too long for the model, or there is no memory.
+    /// If a text is empty or too long for the model, or there is no memory; as [`Model::sequence`].
     pub fn embeddings<T: AsRef<str>>(
         &self,
         texts: &[T],
@@ -177,7 +177,8 @@ impl Model {
             }
         }
         let longest = texts.iter().map(Vec::len).max().unwrap_or(1);
-        let mut sequence = self.sequence(Embedding::context(longest, most))?;
+        self.check_context(longest)?;
+        let mut sequence = self.sequence(Embedding::context(longest, self.config().longest_sequence()))?;
         let hidden = self.config().hidden_size;
         Ok(texts.into_iter().map(move |tokens| {
             sequence.truncate(0)?;
@@ -194,7 +195,7 @@ impl Model {
     /// Calls `sink(i, logits)` with the logits `(vocab)` after each of `tokens`, in order.
     ///
     /// # Errors
-    /// If there are no tokens, unknown ones, or more than the model supports; if there is no memory.
+    /// If there are no tokens, unknown ones, or more than the model supports; as [`Model::sequence`].
     pub fn logits(&self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
         Ok(self.sequence(tokens.len())?.logits(tokens, sink)?)
     }
@@ -202,7 +203,8 @@ impl Model {
     /// An empty sequence of at most `context` tokens, for low-level use.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is no memory for it. [`Error::Option`] if its rotary frequencies would be others than those of the
+    /// [context](crate::Builder::context) that the model was loaded with, as with LongRoPE.
     pub fn sequence(&self, context: usize) -> Result<Box<dyn Sequence>> {
         self.open(context, LOGIT_ROWS)
     }
@@ -213,6 +215,7 @@ impl Model {
     /// # Errors
     /// As [`Model::sequence`].
     pub fn filled_sequence(&self, context: usize) -> Result<Box<dyn Sequence>> {
+        self.check_context(context)?;
         let options = CpuOptions { context, logit_rows: 1, ..self.0.options };
         self.0.device.filled_sequence(&options, &self.session_options(context))
     }
@@ -228,8 +231,22 @@ impl Model {
     }
 
     fn open(&self, context: usize, logit_rows: usize) -> Result<Box<dyn Sequence>> {
+        self.check_context(context)?;
         let options = CpuOptions { context, logit_rows, ..self.0.options };
         self.0.device.sequence(&options, &self.session_options(context))
+    }
+
+    /// Refuses a sequence that would have other frequencies than the model was loaded with.
+    fn check_context(&self, context: usize) -> Result<()> {
+        let config = self.config();
+        let needed = context.min(config.max_context_length);
+        if needed <= config.longest_sequence() {
+            return Ok(());
+        }
+        let expected = format!(
+            "at least {needed}, as long as the sequence: the rotary positions of this model depend on the context it is loaded with"
+        );
+        Err(Error::Option { name: "context", found: self.context().to_string(), expected })
     }
 
     /// The name in the file's metadata, or else that of the matching published model.

@@ -4,9 +4,10 @@ use serde_json::Value;
 use shohin::core::chat::{OverflowPolicy, ResponseFormat, Role};
 use shohin::core::device::ScratchOptions;
 use shohin::core::generate::Reason;
+use shohin::core::gguf::ReadOptions;
 use shohin::core::model::Pooling;
 use shohin::speculate::{Guesses, Speculation};
-use shohin::{Chat, ChatMessage, Error, KvFormat, Model, Reply, SamplerConfig, Step, TurnOptions};
+use shohin::{Chat, ChatMessage, Error, KvFormat, Model, ModelFile, Reply, SamplerConfig, Step, TurnOptions};
 use std::fs;
 
 const COW: &str = "What does a cow say?";
@@ -368,6 +369,46 @@ fn embeddings_have_length_one_and_like_texts_are_near() {
     assert!(matches!(model.embed(&long), Err(Error::LongText { number: 1, .. })));
 }
 
+/// The built-in model with LongRoPE, whose frequencies are others in contexts of over 64 tokens.
+fn long_rope() -> ModelFile {
+    let file = ModelFile::built_in();
+    let bytes = file.gguf(&ReadOptions::default()).unwrap().part_bytes()[0].to_vec();
+    ModelFile::from_bytes("long-rope.gguf", &shohin_tests::long_rope::long_rope(&bytes, 64, 256).unwrap())
+        .unwrap()
+}
+
+#[test]
+fn a_sequence_longer_than_the_context_has_no_frequencies_of_a_shorter_one() {
+    let file = long_rope();
+    let load = |context| Model::builder().cpu().context(context).load_file(&file).unwrap();
+    let tokens: Vec<u32> = (0..65).map(|i| 7 * i % 300).collect();
+    let logits = |model: &Model, len: usize| {
+        let mut all = Vec::new();
+        model.logits(&tokens[..len], &mut |_, row| all.extend_from_slice(row)).unwrap();
+        all
+    };
+    let [short, least, long] = [16, 65, 256].map(load);
+    // Those of up to 64 tokens are the same.
+    let want = logits(&short, 64);
+    assert_eq!(want, logits(&load(64), 64));
+    assert_ne!(want, logits(&long, 64));
+    assert_eq!(logits(&least, 65), logits(&long, 65));
+
+    let check = |refused: shohin::Result<()>| {
+        let message = refused.unwrap_err().to_string();
+        assert!(message.starts_with("context is \"16\", expected at least 65, as long as"), "{message}");
+    };
+    check(short.logits(&tokens, &mut |_, _| ()));
+    check(short.sequence(65).map(drop));
+    check(short.filled_sequence(65).map(drop));
+    check(short.token_embeddings(vec![vec![1], tokens.clone()], Pooling::Mean, true).map(drop));
+    // Those of a text are in a sequence whose length is a power of two.
+    let mut embeddings = short.token_embeddings(vec![tokens[..64].to_vec()], Pooling::Mean, true).unwrap();
+    assert!(embeddings.next().unwrap().is_ok());
+    let raised = Model::builder().cpu().context(16).context_at_least(65).load_file(&file).unwrap();
+    assert_eq!(logits(&raised, 65), logits(&long, 65));
+}
+
 #[test]
 fn errors_say_what_was_expected_and_what_was_found() {
     let message = |result: shohin::Result<Model>| result.unwrap_err().to_string();
@@ -395,8 +436,7 @@ fn errors_say_what_was_expected_and_what_was_found() {
 
 #[test]
 fn an_inspected_model_takes_as_much_memory_as_a_loaded_one() {
-    use shohin::core::Format;
-    let path = std::env::temp_dir().join(format!("shohin-inspected-{}.gguf", std::process::id()));
+        let path = std::env::temp_dir().join(format!("shohin-inspected-{}.gguf", std::process::id()));
     for format in [Format::Q1_0, Format::Ptq1_0, Format::Tq1_0, Format::Pq2_0, Format::Q4_0] {
         fs::write(&path, shohin_tests::model::Model::tiny(format)).unwrap();
         for compact in [false, true] {
@@ -412,8 +452,7 @@ fn an_inspected_model_takes_as_much_memory_as_a_loaded_one() {
 
 #[test]
 fn bytes_behind_the_last_tensor_are_not_read() {
-    use shohin::core::Format;
-    let path = std::env::temp_dir().join(format!("shohin-tail-{}.gguf", std::process::id()));
+        let path = std::env::temp_dir().join(format!("shohin-tail-{}.gguf", std::process::id()));
     for format in [Format::Q1_0, Format::Ptq1_0, Format::Q2_0, Format::Pq2_0] {
         let bytes = shohin_tests::model::Model::tiny(format);
         fs::write(&path, &bytes).unwrap();

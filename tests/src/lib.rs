@@ -5,6 +5,7 @@ pub mod case;
 pub mod cpu;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod device;
+pub mod long_rope;
 pub mod malformed;
 pub mod meter;
 pub mod model;

@@ -209,6 +209,13 @@ impl ModelConfig {
         ModelConfig { rope_scaling, ..self }
     }
 
+    /// The longest sequence that the frequencies are for: less than the longest context if those of the
+    /// [context](ModelConfig::for_context) are others.
+    pub fn longest_sequence(&self) -> usize {
+        let longest = self.rope_scaling.longest_sequence().filter(|_| self.rotary);
+        longest.map_or(self.max_context_length, |tokens| self.max_context_length.min(tokens as usize))
+    }
+
     /// Frequencies of the rotary embedding, before they are divided by the file's factors.
     pub fn rope(&self) -> Rope {
         let scaling = if cfg!(feature = "variants") { self.rope_scaling } else { RopeScaling::None };

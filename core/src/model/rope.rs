@@ -91,6 +91,20 @@ impl RopeScaling {
         }
     }
 
+    /// The most tokens of a sequence that these frequencies are for, if a longer one would have others.
+    pub fn longest_sequence(&self) -> Option<u32> {
+        match *self {
+            RopeScaling::DynamicNtk { original_context, context, .. } => Some(context.max(original_context)),
+            RopeScaling::LongRope { original_context, context, .. } => {
+                (context <= original_context).then_some(original_context)
+            }
+            RopeScaling::None
+            | RopeScaling::Linear { .. }
+            | RopeScaling::Yarn { .. }
+            | RopeScaling::Llama3 { .. } => None,
+        }
+    }
+
     /// YaRN with the paper's constants.
     pub fn yarn(factor: f32, original_context: u32) -> Self {
         RopeScaling::Yarn {
