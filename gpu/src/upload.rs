@@ -369,6 +369,28 @@ impl UploadPlan {
         Ok(UploadPlan { config, program, places: placed, tensors, matrices, vectors })
     }
 
+    /// Takes the frequencies for a context. Places stay, as the program has the same tensors.
+    fn for_context(&mut self, tokens: usize) {
+        self.config = self.config.clone().for_context(tokens);
+        self.program = self.config.program();
+    }
+
+    /// Whether the rotary frequencies of some context are divided by the vector at `place`.
+    fn are_factors(&self, place: Place) -> bool {
+        let mut tensors = self.places.iter().zip(&self.program.tensors);
+        tensors.any(|(&found, spec)| found == place && spec.name.starts_with("rope_"))
+    }
+
+    /// Divides the frequencies by those of `all` that are for the context, if any are.
+    fn divide_rope(&mut self, all: &Factors) -> Result<()> {
+        if let Some(id) = self.program.rope_factors.filter(|_| self.config.divides_rope())
+            && let Some((_, factors)) = all.iter().find(|(place, _)| *place == self.places[id.index()])
+        {
+            self.program.divide_rope(factors)?;
+        }
+        Ok(())
+    }
+
     /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -395,12 +417,16 @@ impl UploadPlan {
     }
 }
 
+/// The tensors of the file that the rotary frequencies can be divided by. The context says by which.
+type Factors = Vec<(Place, Vec<f32>)>;
+
 /// A model being uploaded. Only a few megabytes of it are in this program's memory at a time.
 pub struct Upload {
     gpu: Arc<Gpu>,
     plan: UploadPlan,
     matrices: Vec<Matrix>,
     vectors: Vec<Buffer>,
+    factors: Factors,
     /// The tensor whose bytes come now, and its bytes that are not a whole row yet.
     current: usize,
     carry: Vec<u8>,
@@ -461,6 +487,7 @@ impl Upload {
             plan,
             matrices,
             vectors,
+            factors: Vec::new(),
             current: 0,
             carry: Vec::new(),
             codes: Vec::new(),
@@ -518,13 +545,11 @@ impl Upload {
                     let mut weight = vec![0.0; tensor.cols];
                     quant::unpack(tensor.format, &self.carry, &mut weight)?;
                     self.carry.clear();
-                    let plan = &mut self.plan;
-                    let factors = plan.program.rope_factors.filter(|_| plan.config.divides_rope());
-                    if factors.is_some_and(|id| plan.places[id.index()] == tensor.place) {
-                        plan.program.divide_rope(&weight)?;
-                    }
                     let bytes = bytemuck::cast_slice(&weight);
                     self.gpu.queue.write_buffer(&self.vectors[vector], 0, bytes);
+                    if self.plan.are_factors(tensor.place) {
+                        self.factors.push((tensor.place, weight));
+                    }
                 }
             }
             Place::Rows { matrix, first } => self.rows(&tensor, matrix, first, offset, bytes)?,
@@ -599,10 +624,19 @@ impl Upload {
         }
     }
 
+    /// The complete model for contexts of at most `context` tokens, see [`ModelConfig::for_context`].
+    ///
+    /// # Errors
+    /// As [`Upload::finish`].
+    pub fn finish_for(mut self, context: usize) -> Result<Arc<GpuModel>> {
+        self.plan.for_context(context);
+        self.finish()
+    }
+
     /// The complete model.
     ///
     /// # Errors
-    /// [`CoreError::Truncated`] if it is incomplete.
+    /// [`CoreError::Truncated`] if it is incomplete; for factors of the rotary frequencies that are not positive.
     pub fn finish(self) -> Result<Arc<GpuModel>> {
         if let Some(tensor) = self.plan.tensors.iter().find(|t| t.received != t.len) {
             let (at, need) = (tensor.received, tensor.len - tensor.received);
@@ -611,7 +645,45 @@ impl Upload {
         self.gpu.queue.submit([]);
         self.gpu.wait();
         self.gpu.check()?;
-        let Upload { gpu, plan, matrices, vectors, .. } = self;
+        let Upload { gpu, mut plan, matrices, vectors, factors, .. } = self;
+        plan.divide_rope(&factors)?;
         Ok(Arc::new(GpuModel { gpu, plan, matrices, vectors }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shohin_core::BonsaiModel;
+    use shohin_tests::long_rope::long_rope;
+
+    /// In a browser the file arrives before the context is known.
+    #[test]
+    fn the_context_chooses_the_frequencies_after_the_upload() {
+        let file = long_rope(&shohin_tests::model::Model::tiny(Format::Q8_0), 8, 64).unwrap();
+        let gguf = Gguf::parse(&file).unwrap();
+        let upload = |context: Option<usize>| {
+            let mut plan = UploadPlan::new(gguf.header()).unwrap();
+            let mut factors = Factors::new();
+            for tensor in gguf.tensors().iter().filter(|tensor| tensor.name().starts_with("rope_")) {
+                let place = plan.tensors[gguf.header().tensor_index(tensor.name()).unwrap()].place;
+                assert!(plan.are_factors(place));
+                let (bytes, _) = gguf.data(tensor).as_chunks();
+                factors.push((place, bytes.iter().map(|&b| f32::from_le_bytes(b)).collect()));
+            }
+            assert_eq!(factors.len(), 2);
+            context.into_iter().for_each(|tokens| plan.for_context(tokens));
+            plan.divide_rope(&factors).unwrap();
+            plan
+        };
+        let expected = |context| {
+            let config = ModelConfig::from_gguf(&gguf).unwrap().for_context(context);
+            BonsaiModel::with_config(&gguf, config).unwrap()
+        };
+        assert_ne!(expected(8).program().rope, expected(9).program().rope);
+        for context in [8, 9, 64] {
+            assert_eq!(upload(Some(context)).program.rope, expected(context).program().rope);
+        }
+        assert_eq!(upload(None).program.rope, expected(64).program().rope);
     }
 }

@@ -2,6 +2,7 @@
 
 use sha2::{Digest, Sha256};
 use shohin_core::chat::snapshot::Fingerprint;
+use shohin_core::model::ModelConfig;
 use wasm_bindgen::prelude::*;
 
 /// A SHA-256 in the making.
@@ -46,8 +47,13 @@ impl FileHash {
         self.samples.push(bytes, &mut |bytes| self.hash.update(bytes));
     }
 
-    pub(crate) fn finish(mut self) -> [u8; 32] {
+    /// With what else decides about keys and values, as the host library hashes it.
+    pub(crate) fn finish(mut self, config: &ModelConfig) -> [u8; 32] {
         self.hash.update(self.samples.finish());
+        // Frequencies that depend on the context.
+        if let Some(context) = config.rope_scaling.context() {
+            self.hash.update(context.to_le_bytes());
+        }
         self.hash.finalize().into()
     }
 }

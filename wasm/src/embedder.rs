@@ -36,7 +36,7 @@ impl Embedder {
         };
         let tokens = loaded.tokenizer.encode_whole(text);
         let config = loaded.weights.config();
-        let capacity = config.max_context_length;
+        let capacity = config.longest_sequence();
         let wrong = match tokens.len() {
             0 => Some(Error::Length { what: "tokens (at least 1)", expected: 1, found: 0 }),
             len if len > capacity => {

@@ -1,5 +1,6 @@
 //! The parts of a model that its conversations share.
 
+use crate::checksum::FileHash;
 use crate::device::{Device, DeviceError, Weights};
 use crate::info::FileInfo;
 use shohin_core::chat::ChatModel;
@@ -28,14 +29,29 @@ impl Loaded {
         tokenizer: Tokenizer<'static>,
         weights: Weights,
         session: SessionOptions,
-        fingerprint: [u8; 32],
+        hash: FileHash,
     ) -> Rc<Loaded> {
+        let fingerprint = hash.finish(weights.config());
         Rc::new(Loaded { tokenizer, weights, session, fingerprint, file, vocabulary: OnceCell::new() })
     }
 
     /// A device and a sequence on it for `context` tokens.
+    ///
+    /// # Errors
+    /// `option` if it would have other rotary frequencies; `memory` and the like.
     pub(crate) async fn session(&self, context: usize) -> Result<(Device, Session<Device>), DeviceError> {
+        self.check_context(context)?;
         self.weights.session(&SessionOptions { context, ..self.session }).await
+    }
+
+    /// Refuses a sequence that would have other frequencies than the model was loaded with.
+    fn check_context(&self, context: usize) -> Result<()> {
+        let config = self.weights.config();
+        if context.min(config.max_context_length) <= config.longest_sequence() {
+            return Ok(());
+        }
+        let expected = "at most that of loading the model, on which its rotary positions depend";
+        Err(Error::Option { what: "context", found: context as f64, expected })
     }
 
     /// Calls `work` with the parts of the model that conversations need.

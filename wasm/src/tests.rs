@@ -1,7 +1,12 @@
 //! The module as the browser and Node run it; the same suite in both.
 
+#[allow(unreachable_pub, reason = "of a crate that this one does not use")]
+#[path = "../../tests/src/long_rope.rs"]
+mod long_rope;
+
 use crate::{Chat, Loader, Model, Step};
 use js_sys::{Array, JSON, Reflect, Uint8Array, Uint32Array};
+use long_rope::long_rope;
 use shohin_core::chat::TurnOptions;
 use shohin_core::cpu::Isa;
 use shohin_core::gguf::GgufWriter;
@@ -232,6 +237,39 @@ fn base_3_weights_are_expanded() {
     assert_eq!(Array::from(&get(&file, "formats")).get(0).as_string().unwrap(), "PTQ1_0");
     assert_eq!(get(&file, "fileBytes").as_f64().unwrap(), bytes.len() as f64);
     assert!(get(&memory, "weights").as_f64().unwrap() > bytes.len() as f64 * 1.1);
+}
+
+#[wasm_bindgen_test]
+fn the_context_of_loading_chooses_the_frequencies() {
+    let load = |original, context| {
+        let mut file = Loader::new(0.0, "auto").unwrap();
+        file.append(&Uint8Array::from(&long_rope(SPROUT, original, 1024).unwrap()[..])).unwrap();
+        file.finish(context, "f16", "full", "int8").unwrap()
+    };
+    let said = |model: &mut Model| {
+        let prompt = model.tokenize("Once upon a time", false);
+        reply(&mut model.chat(0.0).unwrap(), &prompt, 20)
+    };
+    let [mut always, mut short, mut long] =
+        [(1024, 1024.0), (64, 64.0), (64, 65.0)].map(|(original, context)| load(original, context));
+    let want = said(&mut always);
+    assert_eq!(said(&mut short), want);
+    assert_ne!(said(&mut long), want);
+    // Another conversation has the same frequencies, or none.
+    assert!(short.chat(64.0).is_ok() && long.chat(1024.0).is_ok());
+    let refused = short.chat(65.0).err().unwrap();
+    assert_eq!(code(&refused), "option");
+    assert!(message(&refused).contains("context is 65, expected at most that of loading"));
+    assert!(short.embedder("Once upon a time", None).is_ok());
+    assert_eq!(code(&short.embedder(&"Once upon a time. ".repeat(40), None).err().unwrap()), "context_full");
+    // Their keys are others.
+    let mut chat = short.chat(0.0).unwrap();
+    chat.continue_tokens(vec![1, 2, 3], greedy(4)).unwrap();
+    run(&mut chat);
+    let snapshot = chat.snapshot(&Array::new()).unwrap();
+    assert!(load(64, 64.0).chat(0.0).unwrap().restore(&snapshot).is_ok());
+    let foreign = load(64, 65.0).chat(0.0).unwrap().restore(&snapshot).err().unwrap();
+    assert_eq!(code(&foreign), "snapshot_foreign");
 }
 
 #[wasm_bindgen_test]

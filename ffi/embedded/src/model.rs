@@ -67,9 +67,10 @@ impl Parts {
             return Err(Failure::new(shohin_code::SHOHIN_UNSUPPORTED, message));
         }
         let template = Template::from_metadata(header.metadata(), &tokenizer)?;
-        let model = BonsaiModel::from_header(header, bytes, ModelConfig::from_header(header)?)?;
+        let config = ModelConfig::from_header(header)?;
         let asked = if options.context > 0 { options.context as usize } else { CONTEXT };
-        let context = asked.min(model.config().max_context_length);
+        let context = asked.min(config.max_context_length);
+        let model = BonsaiModel::from_header(header, bytes, config.for_context(context))?;
         #[allow(clippy::arc_with_non_send_sync, reason = "calls do not overlap")]
         let weights = Arc::new(CpuWeights::new(model)?);
         Ok(Parts { tokenizer, template, weights, context, kv })

@@ -1,5 +1,10 @@
 //! Conversations by the C interface, with the allocator of the desktop.
 
+#[allow(unreachable_pub, reason = "of a crate that cannot be used here: it has an allocator, too")]
+#[path = "../../../tests/src/long_rope.rs"]
+mod long_rope;
+
+use long_rope::long_rope;
 use shohin_embedded::calls::*;
 use shohin_embedded::code::shohin_code::{SHOHIN_DONE, SHOHIN_OK};
 use shohin_embedded::code::{shohin_code, shohin_error};
@@ -129,6 +134,19 @@ impl Drop for Chat {
 
 fn file() -> Vec<u8> {
     std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/sprout.gguf")).unwrap()
+}
+
+/// A long context of the file takes other frequencies than that of the chat.
+#[test]
+fn the_context_of_the_chat_chooses_the_frequencies() {
+    let reply = |original| {
+        let chat = Chat::new(long_rope(&file(), original, 4096).unwrap());
+        chat.send("What does a cow say?");
+        chat.reply()
+    };
+    let short = reply(4096);
+    assert_eq!(reply(256), short);
+    assert_ne!(reply(255), short);
 }
 
 const COW: &str = "What does a cow say?";

@@ -166,12 +166,13 @@ async fn load(
     if int8 {
         bytes = expanded(bytes, read, options.isa)?;
     }
-    let model = BonsaiModel::load_with(bytes, read)?;
+    let frequencies = |config: Qwen3Config| config.for_context(options.context);
+    let model = BonsaiModel::load_parts(vec![bytes], read, frequencies).map_err(|part| part.error)?;
     // The copy is ours: the weights may lie as the kernels read them fastest.
     let weights =
         if int8 { CpuWeights::repack(model, options.isa, pool())? } else { CpuWeights::new(model)? };
     let weights = Weights { weights: Arc::new(weights), options };
-    let loaded = Loaded::new(file, tokenizer, weights, session, fingerprint.finish());
+    let loaded = Loaded::new(file, tokenizer, weights, session, fingerprint);
     let mut context = options.context;
     let first = loop {
         match Chat::open(&loaded, context).await {

@@ -120,12 +120,12 @@ impl Loader {
     async fn complete(mut self, session: SessionOptions, activations: Activations) -> Result<Model> {
         self.stream.finish()?;
         let missing = Error::Truncated { what: "header", at: 0, need: 1, have: 0 };
-        let model = self.upload.ok_or(missing)?.finish()?;
+        let model = self.upload.ok_or(missing)?.finish_for(session.context)?;
         let header = self.stream.header()?.ok_or(missing)?;
         let tokenizer = Tokenizer::from_metadata(header.metadata())?.into_owned();
         let file = FileInfo::new(&header, &tokenizer, self.file_len)?;
         let weights = Weights { model, activations };
-        let loaded = Loaded::new(file, tokenizer, weights, session, self.fingerprint.finish());
+        let loaded = Loaded::new(file, tokenizer, weights, session, self.fingerprint);
         let first = Chat::open(&loaded, session.context).await?;
         Ok(Model::new(loaded, first))
     }
