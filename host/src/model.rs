@@ -48,8 +48,9 @@ pub(crate) struct Inner {
     pub(crate) options: CpuOptions,
     pub(crate) kv: KvFormat,
     pub(crate) attention: AttentionPattern,
-    /// The options that replace the positions of the file; empty without any.
-    pub(crate) positions: String,
+    /// What keys and values depend on besides the file; empty unless an option replaces its positions, or it has tensors of
+    /// type 42, whose layout this names.
+    pub(crate) readings: String,
     /// Why it does not run on another device.
     pub(crate) fallback: Option<Fallback>,
     /// The vocabulary for constraints, built on first use.

@@ -52,7 +52,7 @@ impl Model {
             if let Some(context) = self.config().rope_scaling.context() {
                 hash.update(context.to_le_bytes());
             }
-            hash.update(&self.0.positions);
+            hash.update(&self.0.readings);
             hash.finalize().into()
         })
     }

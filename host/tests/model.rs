@@ -1,10 +1,11 @@
 //! The library's public API, with the built-in model.
 
 use serde_json::Value;
+use shohin::core::Format;
 use shohin::core::chat::{OverflowPolicy, ResponseFormat, Role};
 use shohin::core::device::ScratchOptions;
 use shohin::core::generate::Reason;
-use shohin::core::gguf::ReadOptions;
+use shohin::core::gguf::{GgufWriter, Id42, ReadOptions, TensorType};
 use shohin::core::model::Pooling;
 use shohin::speculate::{Guesses, Speculation};
 use shohin::{Chat, ChatMessage, Error, KvFormat, Model, ModelFile, Reply, SamplerConfig, Step, TurnOptions};
@@ -410,6 +411,32 @@ fn a_sequence_longer_than_the_context_has_no_frequencies_of_a_shorter_one() {
 }
 
 #[test]
+fn a_snapshot_is_of_the_layout_of_type_42() {
+    let built_in = ModelFile::built_in();
+    let gguf = built_in.gguf(&ReadOptions::default()).unwrap();
+    let mut w = GgufWriter::new();
+    gguf.metadata().iter().for_each(|(key, value)| w.set(key, value).unwrap());
+    let mut found = 0;
+    for tensor in gguf.tensors() {
+        let kind = *TensorType::of(tensor.type_id()).unwrap();
+        let groups = tensor.format() == Some(Format::Pq2_0);
+        found += u32::from(groups);
+        let kind = if groups { TensorType { id: 42, ..kind } } else { kind };
+        w.tensor_of(tensor.name(), tensor.dims(), &kind).unwrap();
+    }
+    assert!(found > 0);
+    let bytes = w.to_vec(gguf.tensors().iter().map(|tensor| gguf.data(tensor))).unwrap();
+    let file = ModelFile::from_bytes("type-42.gguf", &bytes).unwrap();
+    let chat = |id42| Model::builder().cpu().id42(id42).load_file(&file).unwrap().chat().unwrap();
+    let mut auto = chat(Id42::Auto);
+    text(greedy(&mut auto).send(COW).unwrap());
+    let snapshot = auto.snapshot().unwrap();
+    chat(Id42::Group128).restore(&snapshot).unwrap();
+    let refused = chat(Id42::CodesFirst).restore(&snapshot).unwrap_err().to_string();
+    assert_eq!(refused, "the snapshot is of another model");
+}
+
+#[test]
 fn errors_say_what_was_expected_and_what_was_found() {
     let message = |result: shohin::Result<Model>| result.unwrap_err().to_string();
     let load = |path: &str| message(Model::load(path));
@@ -436,7 +463,8 @@ fn errors_say_what_was_expected_and_what_was_found() {
 
 #[test]
 fn an_inspected_model_takes_as_much_memory_as_a_loaded_one() {
-        let path = std::env::temp_dir().join(format!("shohin-inspected-{}.gguf", std::process::id()));
+    use shohin::core::Format;
+    let path = std::env::temp_dir().join(format!("shohin-inspected-{}.gguf", std::process::id()));
     for format in [Format::Q1_0, Format::Ptq1_0, Format::Tq1_0, Format::Pq2_0, Format::Q4_0] {
         fs::write(&path, shohin_tests::model::Model::tiny(format)).unwrap();
         for compact in [false, true] {
@@ -452,7 +480,8 @@ fn an_inspected_model_takes_as_much_memory_as_a_loaded_one() {
 
 #[test]
 fn bytes_behind_the_last_tensor_are_not_read() {
-        let path = std::env::temp_dir().join(format!("shohin-tail-{}.gguf", std::process::id()));
+    use shohin::core::Format;
+    let path = std::env::temp_dir().join(format!("shohin-tail-{}.gguf", std::process::id()));
     for format in [Format::Q1_0, Format::Ptq1_0, Format::Q2_0, Format::Pq2_0] {
         let bytes = shohin_tests::model::Model::tiny(format);
         fs::write(&path, &bytes).unwrap();

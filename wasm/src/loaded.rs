@@ -31,7 +31,7 @@ impl Loaded {
         session: SessionOptions,
         hash: FileHash,
     ) -> Rc<Loaded> {
-        let fingerprint = hash.finish(weights.config());
+        let fingerprint = hash.finish(weights.config(), file.layout_42);
         Rc::new(Loaded { tokenizer, weights, session, fingerprint, file, vocabulary: OnceCell::new() })
     }
 
