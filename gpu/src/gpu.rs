@@ -10,6 +10,9 @@ use wgpu::{Buffer, BufferUsages, ComputePipeline, Features};
 /// Bytes of a storage binding that every WebGPU device supports. Larger matrices are split by rows.
 pub(crate) const MAX_BINDING: u64 = 128 << 20;
 
+/// Lanes of a subgroup that the kernels rely on.
+const MIN_SUBGROUP: u32 = 4;
+
 /// Most rows per dispatch: 4 per workgroup, 65535 workgroups.
 const MAX_ROWS: usize = 4 * 65535;
 
@@ -92,13 +95,11 @@ impl Gpu {
             return Err(absent("only one in software"));
         }
         let has = adapter.features();
-        // Browsers do not support subgroups through wgpu yet.
-        let subgroups = options.subgroups && has.contains(Features::SUBGROUP);
+        let subgroups = options.subgroups && info.subgroup_min_size >= MIN_SUBGROUP;
         let f16 = options.f16 && has.contains(Features::SHADER_F16);
         let mut features = Features::empty();
-        features.set(Features::SUBGROUP, subgroups);
+        features.set(Features::SUBGROUP, subgroups && has.contains(Features::SUBGROUP));
         features.set(Features::SHADER_F16, f16);
-        let extensions = Extensions { subgroups, f16, packed_dot: options.packed_dot && wgsl };
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("shohin"),
             required_features: features,
@@ -110,8 +111,9 @@ impl Gpu {
             },
             ..Default::default()
         };
-        let (device, queue) =
-            adapter.request_device(&descriptor).await.map_err(|e| absent(&e.to_string()))?;
+        let opened = device(&adapter, &descriptor, subgroups).await;
+        let ((device, queue), subgroups) = opened.map_err(|e| absent(&e.to_string()))?;
+        let extensions = Extensions { subgroups, f16, packed_dot: options.packed_dot && wgsl };
         let failure = Arc::new(Failure::default());
         let lost = Arc::clone(&failure);
         device.set_device_lost_callback(move |_, words| lost.set(Error::Lost, words));
@@ -312,4 +314,22 @@ async fn adapter(options: &GpuOptions) -> Option<(wgpu::Adapter, bool)> {
         Err(_) => return None,
     };
     Some((found, packed))
+}
+
+/// A device of an adapter, and whether it has subgroups, which the descriptor lacks where wgpu does not know of them.
+async fn device(
+    adapter: &wgpu::Adapter,
+    descriptor: &wgpu::DeviceDescriptor<'_>,
+    subgroups: bool,
+) -> std::result::Result<((wgpu::Device, wgpu::Queue), bool), wgpu::RequestDeviceError> {
+    let known = descriptor.required_features.contains(Features::SUBGROUP);
+    #[cfg(target_arch = "wasm32")]
+    if subgroups && !known {
+        let (request, asked) = crate::subgroups::added(|| adapter.request_device(descriptor));
+        let opened = request.await;
+        if opened.is_ok() || !asked {
+            return opened.map(|opened| (opened, asked));
+        }
+    }
+    Ok((adapter.request_device(descriptor).await?, subgroups && known))
 }

@@ -18,6 +18,8 @@ mod kv;
 mod packed;
 mod record;
 mod shader;
+#[cfg(target_arch = "wasm32")]
+mod subgroups;
 mod upload;
 
 pub use cache::GpuCache;

@@ -243,6 +243,58 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     }
   });
 
+  test("subgroups are used, and asked for by the engine alone", async () => {
+    const seen = await page.evaluate(async () => {
+      const supported = (await navigator.gpu.requestAdapter()).features.has("subgroups") && navigator.gpu.wgslLanguageFeatures.has("subgroup_id");
+      return { supported, named: gpu.info.isa.endsWith(", subgroups") };
+    });
+    assert.equal(seen.named, seen.supported);
+    if (!seen.supported) return;
+    const own = await browser.newPage();
+    own.setDefaultTimeout(120_000);
+    await own.goto(server.url);
+    const found = await own.evaluate(async () => {
+      const { Engine } = await import("/local.js");
+      const shaders = [];
+      const create = GPUDevice.prototype.createShaderModule;
+      GPUDevice.prototype.createShaderModule = function (descriptor) {
+        shaders.push(descriptor.code);
+        return create.call(this, descriptor);
+      };
+      const requests = [];
+      const request = GPUAdapter.prototype.requestDevice;
+      let refuses = false;
+      const watched = async function (descriptor) {
+        const asked = [...(descriptor?.requiredFeatures ?? [])].includes("subgroups");
+        requests.push(asked);
+        if (asked && refuses) throw new TypeError("refused by the test");
+        return request.call(this, descriptor);
+      };
+      GPUAdapter.prototype.requestDevice = watched;
+      const load = async () => {
+        requests.length = shaders.length = 0;
+        const loading = Engine.load("model.gguf", { backend: "webgpu", context: 64 });
+        const adapter = await navigator.gpu.requestAdapter();
+        // Of the page, in the meantime.
+        const untouched = !(await request.call(adapter)).features.has("subgroups") && GPUAdapter.prototype.requestDevice === watched;
+        const engine = await loading;
+        const { isa } = engine.info;
+        await engine.dispose();
+        const using = shaders.filter((code) => code.includes("subgroupAdd(")).length;
+        const enabled = shaders.filter((code) => code.includes("enable subgroups;")).length;
+        return { requests: [...requests], untouched: untouched && GPUAdapter.prototype.requestDevice === watched, named: isa.endsWith(", subgroups"), some: using > 0, all: enabled === shaders.length };
+      };
+      const first = await load();
+      refuses = true;
+      return [first, await load()];
+    });
+    assert.deepEqual(found, [
+      { requests: [true], untouched: true, named: true, some: true, all: true },
+      { requests: [true, false], untouched: true, named: false, some: false, all: false },
+    ]);
+    await own.close();
+  });
+
   test("a GPU without extensions says the same, and a lost one is named", async () => {
     const plain = await browser.newPage();
     plain.setDefaultTimeout(120_000);
@@ -258,7 +310,7 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
       };
     });
     await plain.goto(server.url);
-    const { text, lost, truncated, asked } = await plain.evaluate(async () => {
+    const { text, lost, truncated, asked, features, isa } = await plain.evaluate(async () => {
       // On the calling thread, whose prototypes were changed.
       const { Engine } = await import("/local.js");
       const options = { backend: "webgpu", activations: "f32", kv: "f32", context: 64 };
@@ -274,11 +326,12 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
       const lost = await code(reply());
       const bytes = await (await fetch("model.gguf")).arrayBuffer();
       const truncated = await code(Engine.load(new Blob([bytes.slice(0, -1000)]), options));
-      return { text, lost, truncated, asked: globalThis.asked };
+      return { text, lost, truncated, asked: globalThis.asked, features: [...globalThis.device.features], isa: engine.info.isa };
     });
     const expected = await page.evaluate(async () => (await collect(cpu.chat(ask("What does a cow say?"), greedy))).text);
     assert.equal(text, expected);
     assert.ok(asked > 0);
+    assert.ok(!features.includes("subgroups") && !isa.includes("subgroups"), `${features} ${isa}`);
     assert.deepEqual([lost, truncated], ["gpu_lost", "truncated"]);
     await plain.close();
   });

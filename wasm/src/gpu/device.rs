@@ -52,9 +52,14 @@ impl Weights {
     pub(crate) fn info(&self, session: &SessionOptions) -> DeviceInfo {
         let plan = self.model.plan().memory_plan(&self.options(session.context), session);
         let plan = plan.unwrap_or_default();
+        let gpu = self.model.gpu();
+        let mut isa: String = gpu.name().into();
+        if gpu.extensions().subgroups {
+            isa += ", subgroups";
+        }
         DeviceInfo {
             backend: "webgpu",
-            isa: self.model.gpu().name().into(),
+            isa,
             threads: 1,
             weights: self.model.bytes() as usize,
             kv: plan.kv as usize,

@@ -13,7 +13,10 @@ export interface PresetValues {
 export interface EngineInfo {
   /** The device. More will be added. */
   backend: "cpu" | "webgpu" | (string & {});
-  /** Instruction set: on the CPU `simd128`, `relaxed`, or `relaxeddot` where 2-bit weights are multiplied instead of looked up, as on x86. */
+  /**
+   * Instruction set: on the CPU `simd128`, `relaxed`, or `relaxeddot` where 2-bit weights are multiplied instead of looked up, as on x86.
+   * On a GPU its name, followed by `, subgroups` if they are used.
+   */
   isa: string;
   /** Number of threads. */
   threads: number;
