@@ -252,8 +252,9 @@ shohin_code shohin_chat_send_results(shohin_chat *chat, const shohin_text *resul
  * then. */
 shohin_code shohin_chat_retry(shohin_chat *chat, shohin_error *error);
 
-/* Decodes with guesses from now on: the same replies, faster where guesses are right. They come from `draft`, a smaller
- * model with the same vocabulary, or, if it is NULL, from what followed the last tokens where they occurred before. */
+/* Decodes with guesses from now on: the same replies (on a GPU but for near ties), faster where guesses are right. They come
+ * from `draft`, a smaller model with the same vocabulary, or, if it is NULL, from what followed the last tokens where they
+ * occurred before. */
 shohin_code shohin_chat_speculate(shohin_chat *chat, const shohin_model *draft, shohin_error *error);
 
 /* Continues tokens as plain text, read with shohin_chat_next; the conversation stays as it is. */

@@ -421,7 +421,10 @@ class Chat(_Handle):
         return Reply(self, self._change("chat_retry"))
 
     def speculate(self, draft=None):
-        """Decodes with guesses of a smaller model from now on, or of what was said before: the same replies, often faster."""
+        """Decodes with guesses of a smaller model from now on, or of what was said before: the same replies, often faster.
+
+        On a GPU, near ties may be decided otherwise.
+        """
         self._change("chat_speculate", draft._handle if draft else None)
 
     def interrupt(self):

@@ -233,8 +233,9 @@ public actor Chat {
         }
     }
 
-    /// Decodes with guesses from now on: the same replies, faster where guesses are right. They come from a smaller model with
-    /// the same vocabulary, or, if it is `nil`, from what followed the last tokens where they occurred before.
+    /// Decodes with guesses from now on: the same replies (on a GPU but for near ties), faster where guesses are right. They
+    /// come from a smaller model with the same vocabulary, or, if it is `nil`, from what followed the last tokens where they
+    /// occurred before.
     public func speculate(draft: Model? = nil) throws {
         try check { shohin_chat_speculate(handle.pointer, draft?.pointer, $0) }
     }

@@ -215,8 +215,9 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
     public fun setSystem(text: String): Unit = alone { Native.chatSystem(it, text.encodeToByteArray()) }
 
     /**
-     * Decodes with guesses from now on: the same replies, faster where guesses are right. They come from [draft], a smaller
-     * model with the same vocabulary, or, without it, from what followed the last tokens where they occurred before.
+     * Decodes with guesses from now on: the same replies (on a GPU but for near ties), faster where guesses are right. They come
+     * from [draft], a smaller model with the same vocabulary, or, without it, from what followed the last tokens where they
+     * occurred before.
      */
     public suspend fun speculate(draft: Model? = null): Unit = computing {
         alone { chat ->
