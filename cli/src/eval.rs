@@ -47,7 +47,7 @@ pub(crate) struct EvalArgs {
 pub(crate) fn eval(args: &EvalArgs, model: &ModelArgs) -> Result {
     let place = terminal::place(&args.text);
     let text = read_text(&args.text)?;
-    let (options, model) = (model, model.load()?);
+    let (options, model) = (model, model.load_for(args.window.map_or(0, |n| n as usize))?);
     let longest = options.longest(&model);
     let window = args.window.map_or(longest.min(512), |n| n as usize);
     if window > longest {

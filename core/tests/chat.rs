@@ -433,11 +433,13 @@ fn conversations_of_llama3_are_rendered_as_transformers_does() {
                 assert_eq!(chat::render(messages, &options).unwrap(), case["text"].as_str().unwrap());
             });
         }
-        let options = ChatOptions { template, tools: &["{}"], ..ChatOptions::default() };
-        assert_eq!(
-            chat::render(&[Message::new(Role::User, "")], &options).unwrap_err().code(),
-            "unsupported"
-        );
+        let options = ChatOptions { template, ..ChatOptions::default() };
+        let refused = |role, tools| {
+            let messages = [Message::new(role, "")];
+            chat::render(&messages, &ChatOptions { tools, ..options }).unwrap_err().code()
+        };
+        assert_eq!(refused(Role::User, &["{}"]), "unsupported");
+        assert_eq!(refused(Role::Tool, &[]), "unsupported");
     }
 }
 
@@ -454,7 +456,8 @@ fn templates_of_llama3_are_recognised_by_their_words() {
         assert_eq!(detect(TURNS_OF_LLAMA3), Template::LLAMA3);
         assert_eq!(detect(&later), Template::LLAMA31);
         assert_eq!(detect(&format!("{{{{ 'You are a system' }}}}{TURNS_OF_LLAMA3}")), unknown);
-        assert_eq!(detect(&later.replace("26 Jul 2024", "today")), unknown);
+        let dated = Template { known: false, ..Template::LLAMA31 };
+        assert_eq!(detect(&later.replace("26 Jul 2024", "26 July 2024")), dated);
         assert_eq!(detect(&TURNS_OF_LLAMA3.replace(" | trim", "")), unknown);
     });
     let found = with_tokens_of_llama3(|t| Template::detect(None, t));

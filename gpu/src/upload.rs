@@ -383,12 +383,13 @@ impl UploadPlan {
 
     /// Divides the frequencies by those of `all` that are for the context, if any are.
     fn divide_rope(&mut self, all: &Factors) -> Result<()> {
-        if let Some(id) = self.program.rope_factors.filter(|_| self.config.divides_rope())
-            && let Some((_, factors)) = all.iter().find(|(place, _)| *place == self.places[id.index()])
-        {
-            self.program.divide_rope(factors)?;
-        }
-        Ok(())
+        let Some(id) = self.program.rope_factors.filter(|_| self.config.divides_rope()) else {
+            return Ok(());
+        };
+        let found = all.iter().find(|(place, _)| *place == self.places[id.index()]);
+        let (_, factors) =
+            found.ok_or(CoreError::Device { problem: "the factors of the frequencies were not kept" })?;
+        Ok(self.program.divide_rope(factors)?)
     }
 
     /// The model's configuration.

@@ -21,7 +21,7 @@ use crate::weight_cache::{CacheWriter, WeightCache};
 use shohin_core::chat::Template;
 use shohin_core::cpu::repack::repacks;
 use shohin_core::cpu::{CpuWeights, Isa};
-use shohin_core::gguf::{Header, Id42, ReadOptions, TensorInfo};
+use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::model::{ModelBytes, ModelConfigBuilder, Pooling, RopeScaling, Split};
 use shohin_core::{
     Activations, AttentionPattern, CpuOptions, Format, Gguf, KvFormat, ModelConfig, Tokenizer, is_printable,
@@ -372,7 +372,7 @@ impl Builder {
             options,
             kv: self.kv,
             attention: self.attention,
-            readings: self.positions() + layout_of_42(gguf.header()),
+            readings: self.positions() + gguf.header().format_of_42().map_or("", Format::name),
             fallback,
             vocabulary: OnceLock::new(),
             load_time: start.elapsed(),
@@ -612,12 +612,6 @@ impl Model {
     pub fn builder() -> Builder {
         Builder::default()
     }
-}
-
-/// The layout of tensors of type 42 as the file is read; empty if there are none.
-fn layout_of_42(header: &Header<'_>) -> &'static str {
-    let tensor = header.tensors().iter().find(|tensor| tensor.type_id() == 42);
-    tensor.and_then(TensorInfo::format).map_or("", Format::name)
 }
 
 /// Cores this program may use.

@@ -954,7 +954,11 @@ fn a_factor_of_attention_is_kept() {
             assert!((read(&file) - factor).abs() < 1e-6, "{}", read(&file));
         }
     }
-    assert_ne!(read(&converted(&fixture("qwen3"), &ConvertOptions::new()).unwrap()), 1.0);
+    let usual = read(&converted(&fixture("qwen3"), &ConvertOptions::new()).unwrap());
+    assert_ne!(usual, 1.0);
+    // That of DeepSeek-R1-0528-Qwen3-8B.
+    let folder = with_config("qwen3", |config| config["rope_parameters"]["attn_factor"] = 0.5.into());
+    assert_eq!(read(&converted(folder.path(), &ConvertOptions::new()).unwrap()), 0.5 * usual);
 }
 
 /// To GGUF, to a folder and to GGUF again.

@@ -1127,7 +1127,7 @@ fn model_of_llama3() -> Model {
         other => other,
     });
     let mut renamed = GgufWriter::new();
-    renamed.set_strings("tokens", &tokens.collect::<Vec<_>>()).unwrap();
+    renamed.set_strings("tokens", tokens.collect::<Vec<_>>()).unwrap();
     let renamed = renamed.header().unwrap();
     let renamed = Gguf::parse(&renamed).unwrap();
     let (_, tokens) = renamed.metadata().iter().find(|(key, _)| *key == "tokens").unwrap();

@@ -86,9 +86,9 @@ fn factors_of_a_file_beside_another_scaling_are_refused() {
 }
 
 /// llama.cpp's converter writes the `attention_factor` of transformers there, which `ROPE_INIT_FUNCTIONS["yarn"]` returns as
-/// it is.
+/// it is, or the `attn_factor` that vLLM multiplies with.
 #[test]
-fn yarn_attn_factor_is_the_whole_magnitude() {
+fn yarn_attn_factor_is_the_whole_magnitude_unless_it_is_less_than_1() {
     let magnitude = |numbers: &[(&str, f32)]| {
         let numbers = [&[("scaling.factor", 4.0)], numbers].concat();
         Rope::new(64, 1e6, scaling_of(&numbers, Some("yarn"), &[]).unwrap()).magnitude()
@@ -96,7 +96,9 @@ fn yarn_attn_factor_is_the_whole_magnitude() {
     let usual = 0.1 * 4f32.ln() + 1.0;
     assert_eq!(magnitude(&[]), usual);
     assert_eq!(magnitude(&[("scaling.yarn_attn_factor", usual)]), usual);
-    assert_eq!(magnitude(&[("scaling.yarn_attn_factor", 0.5)]), 0.5);
+    assert_eq!(magnitude(&[("scaling.yarn_attn_factor", 1.0)]), 1.0);
+    // Of DeepSeek-R1-0528-Qwen3-8B.
+    assert!((magnitude(&[("scaling.yarn_attn_factor", 0.878_248_9)]) - 1.0).abs() < 1e-6);
     assert_eq!(magnitude(&[("scaling.attn_factor", 0.5)]), 0.5 * usual);
     assert_eq!(magnitude(&[("scaling.attn_factor", 0.5), ("scaling.yarn_attn_factor", 3.0)]), 1.5);
 }

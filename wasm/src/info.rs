@@ -1,7 +1,7 @@
 //! What `Model::info` tells of a file and a device.
 
 use shohin_core::chat::Template;
-use shohin_core::gguf::{Header, TensorInfo};
+use shohin_core::gguf::Header;
 use shohin_core::model::Pooling;
 use shohin_core::tokenizer::Tokenizer;
 use shohin_core::{Format, Result};
@@ -53,14 +53,13 @@ impl FileInfo {
         {
             sorted.push(formats.remove(at).0);
         }
-        let of_42 = header.tensors().iter().find(|tensor| tensor.type_id() == 42);
         Ok(FileInfo {
             name: text("general.name")?,
             architecture: text("general.architecture")?,
             formats: sorted,
             format: header.layer_format().unwrap_or(Format::F32),
             bytes,
-            layout_42: of_42.and_then(TensorInfo::format).map_or("", Format::name),
+            layout_42: header.format_of_42().map_or("", Format::name),
             template: Template::from_metadata(header.metadata(), tokenizer)?,
             pooling: Pooling::from_metadata(header.metadata()),
         })

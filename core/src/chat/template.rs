@@ -97,8 +97,8 @@ pub enum Style {
     /// Llama 3's, with the feature `variants`: `<|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>` for every message, whose content is trimmed.
     /// Has no tools.
     Llama3,
-    /// That of Llama 3.1 to 3.3: as [`Style::Llama3`], but every conversation has a system message, which begins with the
-    /// dates that the template states if it is given none.
+    /// That of Llama 3.1 to 3.3: as [`Style::Llama3`], but every conversation has a system message, which begins with dates. The
+    /// date of the day is the one that the template states if it is given none, 26 July 2024: replies do not depend on a clock.
     Llama31,
 }
 
@@ -158,8 +158,6 @@ struct Frame {
     end: &'static str,
     /// The text after that.
     after: &'static str,
-    /// What the role of results of tools is called.
-    tool: &'static str,
     /// The control tokens that it needs, and what an error says without them.
     needs: &'static [(&'static str, &'static str)],
     /// What the error expects.
@@ -178,7 +176,6 @@ static CHATML: Frame = Frame {
     before: "\n",
     end: "<|im_end|>",
     after: "\n",
-    tool: "tool",
     needs: &[("<|im_start|>", "without <|im_start|>"), ("<|im_end|>", "without <|im_end|>")],
     expected: "a vocabulary with the control tokens of ChatML",
 };
@@ -189,7 +186,6 @@ static LLAMA3: Frame = Frame {
     before: "\n\n",
     end: "<|eot_id|>",
     after: "",
-    tool: "ipython",
     needs: &[
         ("<|start_header_id|>", "without <|start_header_id|>"),
         ("<|end_header_id|>", "without <|end_header_id|>"),
@@ -259,8 +255,9 @@ impl Template {
     /// | Llama 3's | its markers and contents that are trimmed, without any mention of a system prompt or tools |
     /// | that of Llama 3.1 to 3.3 | as Llama 3's, with the dates that [`Style::Llama31`] writes |
     ///
-    /// Anything else is unknown and written as Llama 3's if it has those markers, as Qwen3's if it mentions `<think>`, else
-    /// plain. Without a template the vocabulary decides: Llama 3's with its control tokens, Qwen3's if `<think>` is a token.
+    /// Anything else is unknown. With Llama 3's markers it is written as that of Llama 3.1 if it states dates, else as Llama 3's;
+    /// otherwise as Qwen3's if it mentions `<think>`, else plain. Without a template the vocabulary decides: Llama 3's with its
+    /// control tokens, Qwen3's if `<think>` is a token.
     pub fn detect(template: Option<&str>, tokenizer: &Tokenizer<'_>) -> Template {
         let unknown = |nearest: Template| Template { known: false, ..nearest };
         let Some(text) = template else {
@@ -276,12 +273,13 @@ impl Template {
         let has = |word: &&str| find(text, word).is_some();
         if HAS_LLAMA3 && LLAMA3.needs.iter().all(|(word, _)| has(word)) {
             let trims = has(&"add_generation_prompt") && has(&"message['content'] | trim");
-            return if trims && LLAMA31_WORDS.iter().all(has) {
-                Template::LLAMA31
-            } else if trims && !["system", "tool", "Date"].iter().any(has) {
-                Template::LLAMA3
+            let [dates, default_date @ ..] = LLAMA31_WORDS;
+            return if has(&dates) {
+                let known = trims && default_date.iter().all(has);
+                Template { known, ..Template::LLAMA31 }
             } else {
-                unknown(Template::LLAMA3)
+                let known = trims && !["system", "tool", "Date"].iter().any(has);
+                Template { known, ..Template::LLAMA3 }
             };
         }
         let chatml = ["<|im_start|>", "<|im_end|>"].iter().all(has);
@@ -311,7 +309,7 @@ impl Template {
     }
 }
 
-/// How the templates of Llama 3.1 to 3.3 state dates.
+/// How the templates of Llama 3.1 to 3.3 state dates; the last two tell the date of the day.
 const LLAMA31_WORDS: [&str; 3] = ["Cutting Knowledge Date: December 2023", "Today Date: ", "\"26 Jul 2024\""];
 
 /// How replies begin that always think; whether line breaks are escaped depends on the converter.
@@ -379,7 +377,8 @@ pub(super) const THINK_END: &str = "</think>";
 /// token. Use [`encode`] to get token ids.
 ///
 /// # Errors
-/// If a tool is not JSON, or if there are tools or tool calls and the style has none.
+/// If a tool is not JSON, if there are tools or tool calls, or with [`Style::Llama3`] and [`Style::Llama31`] results of tools,
+/// and the style has none, or if this build lacks the style.
 pub fn render(messages: &[Message<'_>], options: &ChatOptions<'_>) -> Result<String> {
     Ok(Script::of(messages, options, true)?.text)
 }
@@ -387,7 +386,7 @@ pub fn render(messages: &[Message<'_>], options: &ChatOptions<'_>) -> Result<Str
 /// Encodes a conversation to token ids.
 ///
 /// # Errors
-/// As [`render`], and if the vocabulary lacks `<|im_start|>` or `<|im_end|>`.
+/// As [`render`], and if the vocabulary lacks the control tokens that begin and end messages.
 pub fn encode(
     tokenizer: &Tokenizer<'_>,
     messages: &[Message<'_>],
@@ -397,7 +396,7 @@ pub fn encode(
 }
 
 /// The ids of new messages that follow `fed`, which are all tokens fed so far up to the end of the model's
-/// last reply (with its `<|im_end|>` or, if it was cut off, without). If `fed` is empty, it is [`encode`].
+/// last reply (with the control token that ends it or, if it was cut off, without). If `fed` is empty, it is [`encode`].
 /// Tools are described only at the start of a conversation.
 ///
 /// # Errors
@@ -567,9 +566,9 @@ impl Script {
     }
 
     fn open(&mut self, role: Role) {
-        let &Frame { start, header_end, before, tool, .. } = self.frame();
+        let &Frame { start, header_end, before, .. } = self.frame();
         self.special(start);
-        self.text(if role == Role::Tool { tool } else { role.name() });
+        self.text(role.name());
         if let Some(marker) = header_end {
             self.special(marker);
         }
@@ -583,7 +582,10 @@ impl Script {
 
     /// Writes messages; `opening` tells whether the first one starts the conversation.
     fn messages(&mut self, messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<()> {
-        check_tools(options, messages.iter().any(|m| !m.tool_calls.is_empty()))?;
+        // Plain ChatML has any role.
+        let results = matches!(options.template.style, Style::Llama3 | Style::Llama31);
+        let uses_tools = |m: &Message<'_>| !m.tool_calls.is_empty() || results && m.role == Role::Tool;
+        check_tools(options, messages.iter().any(uses_tools))?;
         match options.template.style {
             Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => {
                 self.qwen3(messages, options, opening)?;

@@ -91,11 +91,15 @@ pub(super) fn check_count(count: usize) -> Result<()> {
 }
 
 impl Header<'_> {
+    /// The format that tensors of type 42 were read as; `None` if there are none.
+    pub fn format_of_42(&self) -> Option<Format> {
+        self.tensors.iter().find(|t| t.id == ID_42).and_then(|t| t.format)
+    }
+
     /// The meaning of tensor type 42 in this model, for reading its parts separately: `known`, or the
     /// detected one for [`Id42::Auto`].
     pub fn id42(&self, known: Id42) -> Id42 {
-        let format = self.tensors.iter().find(|t| t.id == ID_42).and_then(|t| t.format);
-        match (known, format) {
+        match (known, self.format_of_42()) {
             (Id42::Auto, _) if self.says_codes_first() => Id42::CodesFirst,
             (Id42::Auto, Some(Format::Q2_0)) => Id42::Group64,
             (Id42::Auto, Some(Format::Pq2_0)) => Id42::Group128,

@@ -93,7 +93,7 @@ pub struct ModelConfig {
     /// Scaling of the rotary frequencies (`rope.scaling.*`).
     pub rope_scaling: RopeScaling,
     /// Whether the file has factors that the rotary frequencies are divided by (`rope_freqs.weight`), as those of Llama 3.1
-    /// and later. Another [`ModelConfig::rope_scaling`] than none, which is never the file's, replaces them.
+    /// and later. A scaling by option replaces them; a file with both is refused.
     pub rope_factors: bool,
     /// Whether the file has the factors of LongRoPE (`rope_factors_short.weight` and `rope_factors_long.weight`), which
     /// only [`RopeScaling::LongRope`] uses.
@@ -513,12 +513,15 @@ fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling>
             let original = meta.size("rope.scaling.original_context_length", None)?;
             let mut yarn = RopeScaling::yarn(factor()?, original as u32);
             if let RopeScaling::Yarn { attention_factor, beta_fast, beta_slow, .. } = &mut yarn {
-                // llama.cpp's converter writes the `attention_factor` of transformers, which is the whole magnitude.
-                for (key, value) in [
-                    (YARN_ATTN_FACTOR, &mut *attention_factor),
-                    ("rope.scaling.yarn_beta_fast", beta_fast),
-                    ("rope.scaling.yarn_beta_slow", beta_slow),
-                ] {
+                // llama.cpp's converter writes one of two numbers: the `attention_factor` of transformers, which is the whole
+                // magnitude and at least 1, or `attn_factor`, which the usual one is multiplied by. DeepSeek-R1-0528-Qwen3-8B
+                // has 0.878 there, for a magnitude of 1.
+                if let Some(found) = meta.f32(YARN_ATTN_FACTOR)? {
+                    *attention_factor = if found < 1.0 { found * *attention_factor } else { found };
+                }
+                for (key, value) in
+                    [("rope.scaling.yarn_beta_fast", beta_fast), ("rope.scaling.yarn_beta_slow", beta_slow)]
+                {
                     if let Some(found) = meta.f32(key)? {
                         *value = found;
                     }

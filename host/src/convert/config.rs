@@ -298,13 +298,16 @@ fn rope(
         if let Some(value) = present(scaling, "truncate").filter(|value| **value != Value::Bool(true)) {
             return Err(inside(wrong("truncate", Some(value), "true")));
         }
-        if let Some(attention) = number(scaling, "attention_factor").map_err(inside)? {
-            // GGUF has what the usual one is multiplied by.
-            if let RopeScaling::Yarn { attention_factor: usual, .. } = RopeScaling::yarn(factor, original)
-                && attention != usual
-            {
-                w.set(&key("rope.scaling.attn_factor"), attention / usual)?;
-            }
+        let attention = number(scaling, "attention_factor").map_err(inside)?;
+        // As in GGUF, `attn_factor` is what the usual factor is multiplied by. transformers does not read it, vLLM does.
+        let mut multiplied = number(scaling, "attn_factor").map_err(inside)?;
+        if let Some(attention) = attention
+            && let RopeScaling::Yarn { attention_factor: usual, .. } = RopeScaling::yarn(factor, original)
+        {
+            multiplied = (attention != usual).then_some(attention / usual);
+        }
+        if let Some(multiplied) = multiplied {
+            w.set(&key("rope.scaling.attn_factor"), multiplied)?;
         }
         for theirs in ["mscale", "mscale_all_dim"] {
             if let Some(value) = present(scaling, theirs) {
