@@ -200,8 +200,19 @@ fn codes_of_type_uint4_have_the_zero_point_0() {
     // Signed ones are other bits.
     for kind in [3, 22] {
         let error = of_type(kind).unwrap_err().to_string();
-        assert!(error.contains(&format!("has codes of type {kind}, expected unsigned ones")), "{error}");
+        let message = format!("has codes of type {kind}, expected bytes, type 2, or UINT4, type 21");
+        assert!(error.contains(&message), "{error}");
     }
+    let codes = text(8, "model_layers_0_attn_q_proj_MatMul_weight_quant");
+    let error = converted("onnx-mixed", |graph| {
+        with(INITIALIZER, &codes, graph, |tensor| {
+            tensor.retain(|field| !matches!(field, Field::Number(2, _)));
+            tensor.push(Field::Number(2, 21));
+        });
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("q_proj has codes of type 21, expected bytes, type 2"), "{error}");
+    assert!(!error.contains("UINT4"), "{error}");
 }
 
 /// `alpha A B + beta C`, of which only `A B` is a matrix of a GGUF file.
@@ -244,6 +255,11 @@ fn nodes_that_compute_something_else_are_refused() {
     let sub = |rest: &str| format!("{q_proj}/{rest}");
     let cases = [
         (node(norm, "n", &[], &[float("epsilon", 1e-6)]), ""),
+        (
+            // In 16 bits.
+            node(norm, "n", &[], &[float("epsilon", 1.0132789e-6)]),
+            "",
+        ),
         (
             node(norm, "n", &[], &[float("epsilon", 1e-5)]),
             "epsilon of n (SimplifiedLayerNormalization) is 1e-5, expected rms_norm_eps",
@@ -293,6 +309,28 @@ fn nodes_that_compute_something_else_are_refused() {
             node(attention, "a", &[], &[int("local_window_size", 16)]),
             "local_window_size of a (GroupQueryAttention) is 16",
         ),
+        // All positions: `max_position_embeddings` is 64.
+        (node(attention, "a", &[], &[int("local_window_size", 64)]), ""),
+        (node(attention, "a", &[], &[int("local_window_size", 63)]), "local_window_size of a"),
+        (
+            node("Attention", "a", &[], &[float("scale", 0.125), float("softcap", 0.0), int("is_causal", 1)]),
+            "",
+        ),
+        (
+            node("Attention", "a", &[], &[float("scale", 0.25)]),
+            "scale of a (Attention) is 0.25, expected 1 / sqrt(head_dim)",
+        ),
+        (node("Attention", "a", &[], &[float("scale", 0.0)]), "scale of a (Attention) is 0"),
+        (node("Attention", "a", &[], &[float("softcap", 30.0)]), "softcap of a (Attention) is 30.0"),
+        (node("Attention", "a", &[], &[int("left_window_size", 16)]), "left_window_size of a (Attention)"),
+        (
+            node("LayerNormalization", "n", &[], &[float("epsilon", 1e-6)]),
+            "n has the operation LayerNormalization, which subtracts the mean",
+        ),
+        (
+            node("SkipLayerNormalization", "n", &[], &[float("epsilon", 1e-6)]),
+            "n has the operation SkipLayerNormalization, which subtracts the mean",
+        ),
         (node(attention, "a", &[], &[int("smooth_softmax", 1)]), "smooth_softmax of a"),
         (node(attention, "a", &[], &[int("rotary_interleaved", 1)]), "rotary_interleaved of a"),
         (node(attention, "a", &[], &[int("causal", 0)]), "causal of a"),
@@ -314,6 +352,148 @@ fn nodes_that_compute_something_else_are_refused() {
             }
         }
     }
+}
+
+/// A node with the result `out`.
+fn result(op: &str, inputs: &[&str], out: &str, attributes: &[Field]) -> Field {
+    let Field::Bytes(_, bytes) = node(op, &format!("/model/layers.0/other/{op}"), inputs, attributes) else {
+        unreachable!()
+    };
+    let mut fields = read(&bytes);
+    fields.retain(|field| !matches!(field, Field::Bytes(2, _)));
+    fields.push(text(2, out));
+    Field::Bytes(NODE, write(&fields))
+}
+
+/// The result of a constant, as exporters write numbers: `TensorProto` of this type with raw data.
+fn constant(out: &str, kind: u64, dims: &[u64], data: &[u8]) -> Field {
+    let mut tensor: Vec<_> = dims.iter().map(|dim| Field::Number(1, *dim)).collect();
+    tensor.extend([Field::Number(2, kind), Field::Bytes(9, data.into())]);
+    let value = write(&[text(1, "value"), Field::Bytes(5, write(&tensor)), Field::Number(20, 4)]);
+    result("Constant", &[], out, &[Field::Bytes(5, value)])
+}
+
+/// The output of a matrix of `onnx-mixed`.
+fn of(module: &str) -> String {
+    format!("/model/layers.0/{module}/MatMul_Quant/output_0")
+}
+
+/// PyTorch writes numbers as nodes `Constant`.
+#[test]
+fn constants_that_change_a_matrix_are_refused() {
+    let plain = converted("onnx-mixed", |_| ()).unwrap();
+    let (q, up, gate) = (of("attn/q_proj"), of("mlp/up_proj"), of("mlp/gate_proj"));
+    let number = |value: f32| constant("c", 1, &[], &value.to_le_bytes());
+    let two = |value: f32| constant("c", 1, &[2], &[value.to_le_bytes(); 2].concat());
+    let binary = |op: &str, a: &str, b: &str| result(op, &[a, b], "changed", &[]);
+    let reshape = |of: &str| result("Reshape", &[of, "s"], "r", &[]);
+    // 1 and 3 in 16 bits.
+    let half = |bits: u16| constant("c", 10, &[1], &bits.to_le_bytes());
+    let value_float = |value: f32| result("Constant", &[], "c", &[float("value_float", value)]);
+    let cases = [
+        (vec![number(3.0), binary("Mul", &q, "c")], "self_attn.q_proj has the operation Mul with c"),
+        (vec![value_float(3.0), binary("Mul", "c", &q)], "self_attn.q_proj has the operation Mul with c"),
+        (vec![half(0x4200), binary("Mul", &q, "c")], "self_attn.q_proj has the operation Mul with c"),
+        (vec![number(3.0), reshape(&q), binary("Mul", "r", "c")], "q_proj has the operation Mul with c"),
+        (
+            vec![number(3.0), result("Cast", &["c"], "d", &[]), binary("Mul", &q, "d")],
+            "q_proj has the operation Mul with d",
+        ),
+        (vec![number(0.5), binary("Add", &up, "c")], "mlp.up_proj has the operation Add with c"),
+        (vec![two(0.5), binary("Add", &up, "c")], "mlp.up_proj has the operation Add with c"),
+        (vec![number(0.125), binary("Mul", &up, "c")], "mlp.up_proj has the operation Mul with c"),
+        (vec![number(0.125), binary("Sub", &q, "c")], "self_attn.q_proj has the operation Sub with c"),
+        (vec![number(0.125), binary("Div", &q, "c")], "self_attn.q_proj has the operation Div with c"),
+        (vec![number(8.0), binary("Div", "c", &q)], "self_attn.q_proj has the operation Div with c"),
+        (vec![two(0.5), binary("Mul", &q, "c")], "self_attn.q_proj has the operation Mul with c"),
+        (
+            vec![number(3.0), binary("Mul", "/model/embed_tokens/Gather_Quant/output_0", "c")],
+            "model.embed_tokens has the operation Mul with c",
+        ),
+        // 64 elements: the scale of attention is 1 / 8, and its root for queries and keys each.
+        (vec![number(0.125), binary("Mul", &q, "c")], ""),
+        (vec![number(0.125), reshape(&q), binary("Mul", "r", "c")], ""),
+        (vec![number(0.353_553), binary("Mul", &of("attn/k_proj"), "c")], ""),
+        (vec![number(8.0), binary("Div", &q, "c")], ""),
+        (vec![binary("Mul", &q, "root")], ""),
+        // Changes nothing.
+        (vec![half(0x3c00), binary("Mul", &up, "c")], ""),
+        (vec![number(0.0), binary("Add", &up, "c")], ""),
+        // Cosines of a fixed length, scores, shapes, and the products of results.
+        (vec![two(0.5), reshape(&q), binary("Mul", "r", "c")], ""),
+        (vec![number(3.0), binary("Mul", "/model/layers.0/attn/MatMul/output_0", "c")], ""),
+        (vec![constant("c", 7, &[], &[3, 0, 0, 0, 0, 0, 0, 0]), binary("Mul", "shape", "c")], ""),
+        (vec![binary("Mul", &gate, &up)], ""),
+    ];
+    check(cases, &plain);
+}
+
+/// Every matrix but the gate's goes on as it is.
+#[test]
+fn activations_of_matrices_but_silu_of_the_gate_are_refused() {
+    let plain = converted("onnx-mixed", |_| ()).unwrap();
+    let (up, gate) = (of("mlp/up_proj"), of("mlp/gate_proj"));
+    let unary = |op: &str, of: &str, attributes: &[Field]| vec![result(op, &[of], "a", attributes)];
+    let cast = |of: &str| result("Cast", &[of], "r", &[]);
+    let cases = [
+        (unary("Tanh", &up, &[]), "mlp.up_proj has the operation Tanh on its result"),
+        (vec![cast(&up), result("Tanh", &["r"], "a", &[])], "mlp.up_proj has the operation Tanh"),
+        (unary("Relu", &gate, &[]), "mlp.gate_proj has the operation Relu on its result"),
+        (unary("Sigmoid", &up, &[]), "mlp.up_proj has the operation Sigmoid on its result"),
+        (unary("QuickGelu", &gate, &[]), "mlp.gate_proj has the operation QuickGelu on its result"),
+        (unary("QuickGelu", &gate, &[float("alpha", 1.0)]), ""),
+        (unary("Swish", &gate, &[]), ""),
+        (unary("Sigmoid", &gate, &[]), ""),
+        (unary("Neg", &gate, &[]), ""),
+        (unary("Tanh", "other", &[]), ""),
+        (unary("Sigmoid", "/lm_head/MatMul/output_0", &[]), ""),
+    ];
+    check(cases, &plain);
+}
+
+/// `Pow`, `ReduceMean`, `Add`, `Sqrt`, `Div` and `Mul`.
+#[test]
+fn norms_of_single_operations_have_the_epsilon_and_keep_the_mean() {
+    let plain = converted("onnx-mixed", |_| ()).unwrap();
+    let number = |value: f32| constant("c", 1, &[], &value.to_le_bytes());
+    let mean = || result("ReduceMean", &["square"], "m", &[]);
+    let binary = |op: &str, a: &str, b: &str| result(op, &[a, b], "changed", &[]);
+    let cases = [
+        (vec![number(1e-6), mean(), binary("Add", "m", "c")], ""),
+        (vec![constant("c", 10, &[], &[0x11, 0]), mean(), binary("Add", "c", "m")], ""),
+        (
+            vec![number(1e-5), mean(), binary("Add", "m", "c")],
+            "epsilon of /model/layers.0/other/Add (Add) is 1e-5, expected rms_norm_eps",
+        ),
+        (
+            vec![number(1e-5), mean(), result("Cast", &["m"], "n", &[]), binary("Add", "c", "n")],
+            "is 1e-5, expected rms_norm_eps",
+        ),
+        (vec![mean(), binary("Sub", "x", "m")], "Sub subtracts the mean, expected RMS norms"),
+    ];
+    check(cases, &plain);
+}
+
+/// Converts `onnx-mixed` with more nodes: to the same file, or to the error `message`.
+fn check<const N: usize>(cases: [(Vec<Field>, &str); N], plain: &[u8]) {
+    for (i, (nodes, message)) in cases.into_iter().enumerate() {
+        match converted("onnx-mixed", |graph| graph.extend(nodes)) {
+            Ok(file) => assert!(message.is_empty() && file == plain, "{i}: {message}"),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(!message.is_empty() && error.contains(message), "{i}: {error}, expected {message:?}");
+            }
+        }
+    }
+}
+
+/// The message was about the node.
+#[test]
+fn a_damaged_attribute_is_named() {
+    let damaged = Field::Bytes(5, vec![0xff]);
+    let node = node("Gemm", "/lm_head/Gemm", &["x", "y"], &[damaged]);
+    let error = converted("onnx-mixed", |graph| graph.push(node)).unwrap_err().to_string();
+    assert!(error.contains("a node's attribute is cut off or damaged"), "{error}");
 }
 
 /// Codes without their zero points are half of a matrix.

@@ -7,18 +7,22 @@ use super::ConvertError;
 use super::config::Config;
 use super::folder::map;
 use super::grouped::{Floats, Grouped, Offset};
+use super::json::{Json, whole};
 use super::protobuf::{Fields, Value};
 use super::tensor::{Module, Weights, gguf_name};
 use crate::error::Result;
 use crate::map::Mmap;
-use shohin_core::Format;
+use shohin_core::{Format, quant};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 
 /// The most tensors of a file.
 const MAX_TENSORS: usize = 1 << 16;
 /// The most files beside it.
 const MAX_FILES: usize = 1000;
+/// The longest `config.json`.
+const MAX_JSON: u64 = 256 << 20;
 
 // Numbers of fields.
 const MODEL_GRAPH: u32 = 7;
@@ -32,11 +36,15 @@ const NODE_ATTRIBUTE: u32 = 5;
 const ATTRIBUTE_NAME: u32 = 1;
 const ATTRIBUTE_FLOAT: u32 = 2;
 const ATTRIBUTE_INT: u32 = 3;
+const ATTRIBUTE_TENSOR: u32 = 5;
 const TENSOR_DIMS: u32 = 1;
 const TENSOR_TYPE: u32 = 2;
 const TENSOR_FLOATS: u32 = 4;
+const TENSOR_INT32S: u32 = 5;
+const TENSOR_INT64S: u32 = 7;
 const TENSOR_NAME: u32 = 8;
 const TENSOR_RAW: u32 = 9;
+const TENSOR_DOUBLES: u32 = 10;
 const TENSOR_EXTERNAL: u32 = 13;
 const ENTRY_KEY: u32 = 1;
 const ENTRY_VALUE: u32 = 2;
@@ -44,17 +52,19 @@ const ENTRY_VALUE: u32 = 2;
 // Types of tensors.
 const FLOAT: u64 = 1;
 const UINT8: u64 = 2;
+const INT32: u64 = 6;
+const INT64: u64 = 7;
 const FLOAT16: u64 = 10;
+const DOUBLE: u64 = 11;
 const BFLOAT16: u64 = 16;
 const UINT4: u64 = 21;
 
 /// Attributes that change what an operation computes, and the values that leave it as a GGUF file describes it.
-const KNOWN: [(&str, &str, &[i64], &str); 7] = [
+const KNOWN: [(&str, &str, &[i64], &str); 6] = [
     ("Gemm", "transA", &[0], "0"),
     ("MatMulNBits", "weight_prepacked", &[0], "0"),
     ("RotaryEmbedding", "interleaved", &[0], "0"),
     ("GroupQueryAttention", "rotary_interleaved", &[0], "0"),
-    ("GroupQueryAttention", "local_window_size", &[-1], "-1, no window"),
     ("GroupQueryAttention", "smooth_softmax", &[-1, 0], "0 or -1"),
     ("GroupQueryAttention", "causal", &[1], "1"),
 ];
@@ -69,10 +79,60 @@ const REFUSED: [(&str, usize, &str); 6] = [
     ("GroupQueryAttention", 11, "sinks of attention"),
 ];
 
+/// Operations that subtract the mean, which no norm of these models does.
+const OTHER_NORMS: [&str; 3] = ["LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization"];
+
+/// Activations that no matrix of these models has.
+const OTHER_ACTIVATIONS: [&str; 16] = [
+    "BiasGelu",
+    "Celu",
+    "Elu",
+    "FastGelu",
+    "Gelu",
+    "HardSigmoid",
+    "HardSwish",
+    "LeakyRelu",
+    "Mish",
+    "PRelu",
+    "Relu",
+    "Selu",
+    "Softplus",
+    "Softsign",
+    "Tanh",
+    "ThresholdedRelu",
+];
+
+/// Operations that leave the numbers as they are.
+const SAME_NUMBERS: [&str; 7] =
+    ["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"];
+
 /// A mapped model and the files with its tensors.
 pub(super) struct Onnx {
     map: Mmap,
     files: BTreeMap<String, Mmap>,
+    /// `max_position_embeddings` of `config.json`.
+    context: Option<u32>,
+}
+
+/// What checks know of the result of a node.
+#[derive(Clone, Debug)]
+enum Known {
+    Constant(Constant),
+    /// The result of the matrix of this module.
+    Matrix {
+        module: Rc<str>,
+        /// Whether it has another shape.
+        shaped: bool,
+    },
+    Mean,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Constant {
+    /// Its number, if it is one.
+    number: Option<f64>,
+    /// Whether it has several numbers.
+    many: bool,
 }
 
 /// An initializer.
@@ -88,7 +148,13 @@ struct Tensor<'f> {
 enum Data<'f> {
     Missing,
     Here(&'f [u8]),
-    External { file: &'f str, offset: u64, len: Option<u64> },
+    /// Numbers of Protocol Buffers.
+    Numbers(Value<'f>),
+    External {
+        file: &'f str,
+        offset: u64,
+        len: Option<u64>,
+    },
 }
 
 #[derive(Clone, Debug, Default)]
@@ -116,7 +182,7 @@ fn fields<'f>(
 impl Onnx {
     /// Maps `path` and the files that its tensors are in.
     pub(super) fn open(path: &Path) -> Result<Onnx> {
-        let mut onnx = Onnx { map: map(path)?, files: BTreeMap::new() };
+        let mut onnx = Onnx { map: map(path)?, files: BTreeMap::new(), context: context(path) };
         let names = onnx.file_names().map_err(|error| error.at(path))?;
         let folder = path.parent().unwrap_or(Path::new(""));
         onnx.files = names
@@ -175,7 +241,7 @@ impl Onnx {
         let wrong = |problem: &str| ConvertError::tensor(tensor.name, problem);
         match tensor.data {
             Data::Here(bytes) => Ok(bytes),
-            Data::Missing => {
+            Data::Missing | Data::Numbers(_) => {
                 Err(wrong("has its values in a field that is not read, expected raw data or external data"))
             }
             Data::External { file, offset, len } => {
@@ -192,6 +258,59 @@ impl Onnx {
         }
     }
 
+    /// What a tensor is to nodes that compute with it.
+    fn constant(&self, tensor: &Tensor<'_>) -> Constant {
+        Constant { number: self.number(tensor), many: tensor.dims.iter().any(|dim| *dim != 1) }
+    }
+
+    /// The number that a tensor is.
+    fn number(&self, tensor: &Tensor<'_>) -> Option<f64> {
+        if tensor.dims.iter().any(|dim| *dim != 1) {
+            return None;
+        }
+        let few;
+        let bytes = match tensor.data {
+            Data::Numbers(value) => {
+                // Longer ones are several.
+                let mut numbers = Vec::new();
+                value.bytes().is_none_or(|bytes| bytes.len() <= 10).then_some(())?;
+                value.numbers(&mut numbers)?;
+                let &[number] = &*numbers else { return None };
+                if matches!(tensor.kind, INT32 | INT64) {
+                    return Some(number as i64 as f64);
+                }
+                // The bits of a float.
+                few = u16::try_from(number).ok()?.to_le_bytes();
+                &few
+            }
+            _ => self.data(tensor).ok()?,
+        };
+        match tensor.kind {
+            DOUBLE => Some(f64::from_le_bytes(bytes.try_into().ok()?)),
+            INT32 => Some(f64::from(i32::from_le_bytes(bytes.try_into().ok()?))),
+            INT64 => Some(i64::from_le_bytes(bytes.try_into().ok()?) as f64),
+            _ => {
+                let mut number = [0.0];
+                quant::unpack(float(tensor).ok()?, bytes, &mut number).ok()?;
+                Some(number[0].into())
+            }
+        }
+    }
+
+    /// What the node `Constant` is.
+    fn constant_of(&self, node: &Node<'_>) -> Result<Constant, ConvertError> {
+        if let Some(value) = node.field("value", ATTRIBUTE_TENSOR)? {
+            return Ok(self.constant(&Tensor::read(value.and_then(Value::bytes).unwrap_or_default())?));
+        }
+        if let Some(value) = node.float("value_float")? {
+            return Ok(Constant { number: Some(value.into()), many: false });
+        }
+        if let Some(value) = node.attribute("value_int")? {
+            return Ok(Constant { number: Some(value as i64 as f64), many: false });
+        }
+        Ok(Constant { number: None, many: true })
+    }
+
     /// The modules of the graph. `config.tied` becomes whether the head shares the weights of the embedding.
     pub(super) fn modules(&self, config: &mut Config) -> Result<Vec<Module<'_>>, ConvertError> {
         let tensors = self.tensors()?;
@@ -199,6 +318,7 @@ impl Onnx {
         // Weights in another shape, by the name of the result.
         let mut reshaped: BTreeMap<&str, &str> = BTreeMap::new();
         let mut shared = Vec::new();
+        let mut results: BTreeMap<&str, Known> = BTreeMap::new();
         for field in fields(self.graph()?, "graph") {
             let (GRAPH_NODE, value) = field? else { continue };
             let node = Node::read(value.bytes().ok_or_else(|| invalid("a node is a number"))?)?;
@@ -206,6 +326,28 @@ impl Onnx {
                 let name = node.inputs.get(i).copied().filter(|name| !name.is_empty())?;
                 tensors.get(reshaped.get(name).copied().unwrap_or(name))
             };
+            let inputs = node.inputs.iter().take(2);
+            let known: Vec<_> = inputs
+                .map(|name| {
+                    let tensor = || tensors.get(name).map(|tensor| Known::Constant(self.constant(tensor)));
+                    results.get(name).cloned().or_else(tensor)
+                })
+                .collect();
+            let first = known.first().and_then(Option::as_ref);
+            let result = match node.op {
+                "Constant" => Some(Known::Constant(self.constant_of(&node)?)),
+                "ReduceMean" => Some(Known::Mean),
+                op if SAME_NUMBERS.contains(&op) => first.cloned().map(|known| match known {
+                    Known::Matrix { module, shaped } => {
+                        Known::Matrix { module, shaped: shaped || !matches!(op, "Cast" | "Identity") }
+                    }
+                    known => known,
+                }),
+                _ => None,
+            };
+            if let Some(result) = result {
+                results.insert(node.output, result);
+            }
             if node.op == "Reshape" {
                 if let Some(tensor) = named(0) {
                     reshaped.insert(node.output, tensor.name);
@@ -216,8 +358,10 @@ impl Onnx {
                 "Gather" | "GatherBlockQuantized" => (0, node.name.contains("embed_tokens")),
                 "MatMul" | "Gemm" | "MatMulNBits" => (1, true),
                 _ => {
-                    node.check(node.name, config)?;
-                    node.changes_no_matrix(&tensors, config)?;
+                    node.check(node.name, config, self.context)?;
+                    node.is_the_norm(&known, config)?;
+                    node.changes_no_matrix(&known, &tensors, config)?;
+                    node.is_the_activation(first)?;
                     continue;
                 }
             };
@@ -231,7 +375,8 @@ impl Onnx {
                 }
                 continue;
             }
-            node.check(&module, config)?;
+            node.check(&module, config, self.context)?;
+            results.insert(node.output, Known::Matrix { module: Rc::from(&*module), shaped: false });
             let Some(weight) = named(place) else {
                 if module == "lm_head" && config.tied {
                     continue;
@@ -330,7 +475,11 @@ impl Onnx {
         let wrong = |problem: String| ConvertError::tensor(&name, problem);
         // Those of signed numbers are other bits.
         if !matches!((codes.kind, node.op), (UINT8, _) | (UINT4, "GatherBlockQuantized")) {
-            return Err(wrong(format!("has codes of type {}, expected unsigned ones", codes.kind)));
+            let expected = match node.op {
+                "MatMulNBits" => "bytes, type 2",
+                _ => "bytes, type 2, or UINT4, type 21",
+            };
+            return Err(wrong(format!("has codes of type {}, expected {expected}", codes.kind)));
         }
         let attribute = |key: &'static str| {
             let value = node.attribute(key)?.and_then(|value| usize::try_from(value).ok());
@@ -403,6 +552,19 @@ impl Onnx {
     }
 }
 
+/// `max_position_embeddings` of the `config.json` beside `model`, or in the folder above.
+fn context(model: &Path) -> Option<u32> {
+    let beside = model.parent().unwrap_or(Path::new(""));
+    let mut files = ["config.json", "../config.json"].into_iter().map(|file| beside.join(file));
+    let config = files.find_map(|file| Json::open(file, MAX_JSON).ok().flatten())?;
+    whole(&config.root, "max_position_embeddings").ok().flatten()
+}
+
+/// Whether numbers are the same, as rounded to 16 bits by exporters.
+fn about(found: f64, wanted: f64, tolerance: f64) -> bool {
+    found == wanted || (found / wanted - 1.0).abs() <= tolerance
+}
+
 /// The module that a node or a tensor belongs to: `/model/layers.0/attn/q_proj/MatMul` to
 /// `model.layers.0.self_attn.q_proj`.
 fn module_name(name: &str) -> String {
@@ -457,9 +619,10 @@ impl<'f> Tensor<'f> {
                 }
                 TENSOR_TYPE => tensor.kind = value.number().ok_or_else(damaged)?,
                 // Packed: the bytes of the numbers.
-                TENSOR_RAW | TENSOR_FLOATS => {
+                TENSOR_RAW | TENSOR_FLOATS | TENSOR_DOUBLES => {
                     tensor.data = Data::Here(value.bytes().ok_or_else(damaged)?);
                 }
+                TENSOR_INT32S | TENSOR_INT64S => tensor.data = Data::Numbers(value),
                 TENSOR_EXTERNAL => {
                     let (mut key, mut text) = ("", "");
                     for field in fields(value.bytes().ok_or_else(damaged)?, "place of a tensor") {
@@ -508,7 +671,7 @@ impl<'f> Node<'f> {
         for attribute in fields(self.fields, "node") {
             let (NODE_ATTRIBUTE, value) = attribute? else { continue };
             let (mut key, mut found) = (None, None);
-            for part in fields(value.bytes().unwrap_or_default(), "node") {
+            for part in fields(value.bytes().unwrap_or_default(), "node's attribute") {
                 match part? {
                     (ATTRIBUTE_NAME, value) => key = value.text(),
                     (number, value) if number == field => found = Some(value),
@@ -540,10 +703,13 @@ impl<'f> Node<'f> {
     }
 
     /// Checks that the node, `name` in errors, computes what `config.json` says and no more.
-    fn check(&self, name: &str, config: &Config) -> Result<(), ConvertError> {
-        let wrong = |key: &str, found: String, expected| {
-            Err(ConvertError::Value { key: format!("{key} of {name} ({})", self.op), found, expected })
-        };
+    fn check(&self, name: &str, config: &Config, context: Option<u32>) -> Result<(), ConvertError> {
+        let wrong = |key: &str, found: String, expected| Err(self.wrong(name, key, found, expected));
+        if OTHER_NORMS.contains(&self.op) {
+            let problem =
+                format!("has the operation {}, which subtracts the mean, expected RMS norms", self.op);
+            return Err(ConvertError::tensor(name, problem));
+        }
         for (_, key, values, expected) in KNOWN.into_iter().filter(|(op, ..)| *op == self.op) {
             // Two's complement.
             if let Some(value) = self.attribute(key)?.map(|value| value as i64)
@@ -561,10 +727,23 @@ impl<'f> Node<'f> {
             let value = self.float(key)?.unwrap_or(default);
             if value == wanted { Ok(()) } else { wrong(key, format!("{value:?}"), expected) }
         };
-        let epsilon = |key, default| same(key, default, config.epsilon, "rms_norm_eps of config.json");
+        let epsilon = |default: f32| {
+            let epsilon = self.float("epsilon")?.unwrap_or(default);
+            self.epsilon(name, epsilon.into(), config)
+        };
+        // One for all positions changes nothing.
+        let window = |key: &str| match self.attribute(key)?.map(|size| size as i64) {
+            None | Some(-1) => Ok(()),
+            Some(size) if context.is_some_and(|context| size >= i64::from(context)) => Ok(()),
+            Some(size) => {
+                let expected = "-1, no window, or at least max_position_embeddings of config.json";
+                wrong(key, size.to_string(), expected)
+            }
+        };
         let scale = || match self.float("scale")? {
-            // As it is without one.
-            None | Some(0.0) => Ok(()),
+            None => Ok(()),
+            // As it is without one; not so for the operation of the standard.
+            Some(0.0) if self.op != "Attention" => Ok(()),
             // Rounded in as many ways as there are exporters.
             Some(scale) if (scale * (config.head_dim as f32).sqrt() - 1.0).abs() < 1e-3 => Ok(()),
             Some(scale) => wrong("scale", scale.to_string(), "1 / sqrt(head_dim)"),
@@ -575,38 +754,122 @@ impl<'f> Node<'f> {
                 same("alpha", 1.0, 1.0, "1")?;
                 same("beta", 1.0, 1.0, "1")
             }
-            "SimplifiedLayerNormalization" | "RMSNormalization" => epsilon("epsilon", 1e-5),
-            "SkipSimplifiedLayerNormalization" => epsilon("epsilon", 1e-12),
+            "SimplifiedLayerNormalization" | "RMSNormalization" => epsilon(1e-5),
+            "SkipSimplifiedLayerNormalization" => epsilon(1e-12),
             "MultiHeadAttention" => scale(),
             "RotaryEmbedding" => match self.attribute("rotary_embedding_dim")? {
                 None | Some(0) => Ok(()),
                 Some(dim) if dim == u64::from(config.head_dim) => Ok(()),
                 Some(dim) => wrong("rotary_embedding_dim", dim.to_string(), "0 or head_dim"),
             },
-            "GroupQueryAttention" => {
+            "Attention" | "GroupQueryAttention" => {
                 same("softcap", 0.0, 0.0, "0")?;
+                window("local_window_size")?;
+                window("left_window_size")?;
                 scale()
             }
             _ => Ok(()),
         }
     }
 
-    /// Checks that the node does not add a tensor to the result of a matrix, or multiply it.
+    fn wrong(&self, name: &str, key: &str, found: String, expected: &'static str) -> ConvertError {
+        ConvertError::Value { key: format!("{key} of {name} ({})", self.op), found, expected }
+    }
+
+    /// Checks what a norm adds to the mean square.
+    fn epsilon(&self, name: &str, found: f64, config: &Config) -> Result<(), ConvertError> {
+        // In 16 bits, 1e-6 is 1.0133e-6.
+        if about(found, config.epsilon.into(), 0.05) {
+            return Ok(());
+        }
+        let found = format!("{:?}", found as f32);
+        Err(self.wrong(name, "epsilon", found, "rms_norm_eps of config.json"))
+    }
+
+    /// Checks a part of a norm of single operations, by what is known of its inputs.
+    fn is_the_norm(&self, known: &[Option<Known>], config: &Config) -> Result<(), ConvertError> {
+        match (self.op, known) {
+            (
+                "Add",
+                [Some(Known::Mean), Some(Known::Constant(constant))]
+                | [Some(Known::Constant(constant)), Some(Known::Mean)],
+            ) => match constant.number {
+                Some(number) => self.epsilon(self.name, number, config),
+                None => Ok(()),
+            },
+            ("Sub", [_, Some(Known::Mean)]) => {
+                Err(ConvertError::tensor(self.name, "subtracts the mean, expected RMS norms"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the node does not add a constant to the result of a matrix, or multiply it.
     fn changes_no_matrix(
         &self,
+        known: &[Option<Known>],
         tensors: &BTreeMap<&str, Tensor<'_>>,
         config: &Config,
     ) -> Result<(), ConvertError> {
-        let module = module_name(self.name);
-        if !matches!(self.op, "Add" | "Sub" | "Mul" | "Div") || !is_matrix(&module, config) {
+        if !matches!(self.op, "Add" | "Sub" | "Mul" | "Div") {
             return Ok(());
         }
-        match self.inputs.iter().find(|name| tensors.contains_key(**name)) {
-            None => Ok(()),
-            Some(tensor) => {
-                let problem = format!("has the operation {} with {tensor}, which is not supported", self.op);
-                Err(ConvertError::tensor(&module, problem))
+        let result = known.iter().flatten().find_map(|known| match known {
+            Known::Matrix { module, shaped } => Some((&**module, *shaped)),
+            _ => None,
+        });
+        let place = module_name(self.name);
+        for (i, (name, input)) in self.inputs.iter().zip(known).enumerate() {
+            let Some(Known::Constant(constant)) = input else { continue };
+            let (module, shaped) = match result {
+                Some(result) => result,
+                None if is_matrix(&place, config) && tensors.contains_key(name) => (&*place, false),
+                None => continue,
+            };
+            let rotated = module.ends_with(".q_proj") || module.ends_with(".k_proj");
+            // Cosines and sines of a fixed length.
+            if constant.many && shaped && rotated {
+                continue;
+            }
+            let root = f64::from(config.head_dim).sqrt();
+            let usual = constant.number.is_some_and(|number| match self.op {
+                "Add" => number == 0.0,
+                "Sub" => number == 0.0 && i == 1,
+                "Div" if i == 0 => false,
+                _ if number == 1.0 => true,
+                // The scale of attention, or its root for queries and keys each.
+                _ => {
+                    let number = if self.op == "Div" { number.recip() } else { number };
+                    rotated && [root, root.sqrt()].iter().any(|root| about(number * root, 1.0, 0.01))
+                }
+            });
+            if !usual {
+                let problem = format!("has the operation {} with {name}, which is not supported", self.op);
+                return Err(ConvertError::tensor(module, problem));
             }
         }
+        Ok(())
+    }
+
+    /// Checks that the result of a matrix, if the node's input is one, has no activation but that of the gate: SiLU.
+    fn is_the_activation(&self, input: Option<&Known>) -> Result<(), ConvertError> {
+        let Some(Known::Matrix { module, .. }) = input else { return Ok(()) };
+        // What is computed of the last result may be another output.
+        if &**module == "lm_head" {
+            return Ok(());
+        }
+        let gate = module.ends_with(".gate_proj");
+        let other = match self.op {
+            "Sigmoid" => !gate,
+            // The sigmoid of `alpha x`, times `x`.
+            "Swish" => !gate || self.float("alpha")?.unwrap_or(1.0) != 1.0,
+            "QuickGelu" => !gate || self.float("alpha")?.unwrap_or(1.702) != 1.0,
+            op => OTHER_ACTIVATIONS.contains(&op),
+        };
+        if other {
+            let problem = format!("has the operation {} on its result, which is not supported", self.op);
+            return Err(ConvertError::tensor(module, problem));
+        }
+        Ok(())
     }
 }
