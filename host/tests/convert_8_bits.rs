@@ -195,7 +195,7 @@ fn floats_of_8_bits_have_a_scale_for_each_block() {
     assert!(error.contains("quant_method is \"gptq\", expected fp8"), "{error}");
 }
 
-/// Powers of two, as in the folders of DeepSeek, leave 4 bits of mantissa.
+/// Powers of two, as in the folders of DeepSeek-V3.1, leave 4 bits of mantissa.
 #[test]
 fn floats_of_8_bits_with_scales_are_as_small_as_is_exact() {
     const NAME: &str = "model.layers.1.mlp.down_proj.weight";
