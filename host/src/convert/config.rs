@@ -18,6 +18,8 @@ pub(super) struct Config {
     pub(super) head_dim: u32,
     /// What norms add to the mean square.
     pub(super) epsilon: f32,
+    /// The longest context before scaling.
+    pub(super) context: u32,
     pub(super) heads: u32,
     pub(super) kv_heads: u32,
     pub(super) vocab: u32,
@@ -133,6 +135,7 @@ impl Config {
             layers: need_whole(root, "num_hidden_layers")?,
             hidden,
             head_dim,
+            context: need_whole(root, "max_position_embeddings")?,
             epsilon: number(root, "rms_norm_eps")?.ok_or_else(|| wrong("rms_norm_eps", None, "a number"))?,
             heads,
             kv_heads: whole(root, "num_key_value_heads")?.unwrap_or(heads),
@@ -147,7 +150,7 @@ impl Config {
         let key = |rest: &str| format!("{name}.{rest}");
         w.set("general.architecture", name)?;
         w.set(&key("block_count"), config.layers)?;
-        let context = need_whole(root, "max_position_embeddings")?;
+        let context = config.context;
         w.set(&key("context_length"), scaled_context(root, context))?;
         w.set(&key("embedding_length"), hidden)?;
         w.set(&key("feed_forward_length"), need_whole(root, "intermediate_size")?)?;

@@ -7,7 +7,6 @@ use super::ConvertError;
 use super::config::Config;
 use super::folder::map;
 use super::grouped::{Floats, Grouped, Offset};
-use super::json::{Json, whole};
 use super::protobuf::{Fields, Value};
 use super::tensor::{Module, Weights, gguf_name};
 use crate::error::Result;
@@ -21,8 +20,6 @@ use std::rc::Rc;
 const MAX_TENSORS: usize = 1 << 16;
 /// The most files beside it.
 const MAX_FILES: usize = 1000;
-/// The longest `config.json`.
-const MAX_JSON: u64 = 256 << 20;
 
 // Numbers of fields.
 const MODEL_GRAPH: u32 = 7;
@@ -110,8 +107,6 @@ const SAME_NUMBERS: [&str; 7] =
 pub(super) struct Onnx {
     map: Mmap,
     files: BTreeMap<String, Mmap>,
-    /// `max_position_embeddings` of `config.json`.
-    context: Option<u32>,
 }
 
 /// What checks know of the result of a node.
@@ -182,7 +177,7 @@ fn fields<'f>(
 impl Onnx {
     /// Maps `path` and the files that its tensors are in.
     pub(super) fn open(path: &Path) -> Result<Onnx> {
-        let mut onnx = Onnx { map: map(path)?, files: BTreeMap::new(), context: context(path) };
+        let mut onnx = Onnx { map: map(path)?, files: BTreeMap::new() };
         let names = onnx.file_names().map_err(|error| error.at(path))?;
         let folder = path.parent().unwrap_or(Path::new(""));
         onnx.files = names
@@ -358,7 +353,7 @@ impl Onnx {
                 "Gather" | "GatherBlockQuantized" => (0, node.name.contains("embed_tokens")),
                 "MatMul" | "Gemm" | "MatMulNBits" => (1, true),
                 _ => {
-                    node.check(node.name, config, self.context)?;
+                    node.check(node.name, config)?;
                     node.is_the_norm(&known, config)?;
                     node.changes_no_matrix(&known, &tensors, config)?;
                     node.is_the_activation(first)?;
@@ -375,7 +370,7 @@ impl Onnx {
                 }
                 continue;
             }
-            node.check(&module, config, self.context)?;
+            node.check(&module, config)?;
             results.insert(node.output, Known::Matrix { module: Rc::from(&*module), shaped: false });
             let Some(weight) = named(place) else {
                 if module == "lm_head" && config.tied {
@@ -552,14 +547,6 @@ impl Onnx {
     }
 }
 
-/// `max_position_embeddings` of the `config.json` beside `model`, or in the folder above.
-fn context(model: &Path) -> Option<u32> {
-    let beside = model.parent().unwrap_or(Path::new(""));
-    let mut files = ["config.json", "../config.json"].into_iter().map(|file| beside.join(file));
-    let config = files.find_map(|file| Json::open(file, MAX_JSON).ok().flatten())?;
-    whole(&config.root, "max_position_embeddings").ok().flatten()
-}
-
 /// Whether numbers are the same, as rounded to 16 bits by exporters.
 fn about(found: f64, wanted: f64, tolerance: f64) -> bool {
     found == wanted || (found / wanted - 1.0).abs() <= tolerance
@@ -703,7 +690,7 @@ impl<'f> Node<'f> {
     }
 
     /// Checks that the node, `name` in errors, computes what `config.json` says and no more.
-    fn check(&self, name: &str, config: &Config, context: Option<u32>) -> Result<(), ConvertError> {
+    fn check(&self, name: &str, config: &Config) -> Result<(), ConvertError> {
         let wrong = |key: &str, found: String, expected| Err(self.wrong(name, key, found, expected));
         if OTHER_NORMS.contains(&self.op) {
             let problem =
@@ -734,7 +721,7 @@ impl<'f> Node<'f> {
         // One for all positions changes nothing.
         let window = |key: &str| match self.attribute(key)?.map(|size| size as i64) {
             None | Some(-1) => Ok(()),
-            Some(size) if context.is_some_and(|context| size >= i64::from(context)) => Ok(()),
+            Some(size) if size >= i64::from(config.context) => Ok(()),
             Some(size) => {
                 let expected = "-1, no window, or at least max_position_embeddings of config.json";
                 wrong(key, size.to_string(), expected)
