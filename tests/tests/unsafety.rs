@@ -24,9 +24,10 @@ fn uses_unsafe(text: &str) -> bool {
 }
 
 /// Files that call instructions by name, divide buffers among workers, or name functions for the linker.
-const KERNELS: [&str; 8] = [
+const KERNELS: [&str; 9] = [
     "cpu/activation_lut.rs",
     "cpu/activations.rs",
+    "cpu/activations/simd128.rs",
     "cpu/attention/",
     "cpu/isa.rs",
     "cpu/matmul/",

@@ -4,9 +4,13 @@
 use crate::cpu::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::isa::Kind;
-use crate::cpu::op::finish;
 use crate::error::{Error, Result};
 use crate::magnitude::largest_bits;
+
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+use simd128 as group;
 
 /// Activations in one [`Q8Block`].
 pub const Q8_LEN: usize = 64;
@@ -139,7 +143,7 @@ fn quantize_blocks(x: &[[f32; 64]], step: f32, to_factor: f32, out: &mut [Q8Bloc
     let groups = x.as_flattened().as_chunks::<32>().0;
     let mut largest = [0.0; GROUPS];
     for (largest, x) in largest.iter_mut().zip(groups) {
-        *largest = f32::from_bits(largest_bits(x));
+        *largest = group::largest(x);
     }
     let (mut factors, mut inverses) = ([0; GROUPS], [0.0; GROUPS]);
     for g in 0..GROUPS {
@@ -153,24 +157,8 @@ fn quantize_blocks(x: &[[f32; 64]], step: f32, to_factor: f32, out: &mut [Q8Bloc
     }
     let (mut sums, mut squares, mut products) = ([[0; 2]; GROUPS], [0; GROUPS], [0.0; GROUPS]);
     for (g, x) in groups.iter().enumerate() {
-        let (q, inverse) = (&mut out[g / 2].q.as_chunks_mut::<32>().0[g % 2], inverses[g]);
-        let (mut sum, mut square, mut product) = ([[0; 8]; 2], [0; 8], [0.0f32; 8]);
-        for (k, (q, x)) in q.as_chunks_mut::<8>().0.iter_mut().zip(x.as_chunks::<8>().0).enumerate() {
-            for i in 0..8 {
-                let v = x[i] * inverse;
-                // The largest float below 1/2, or 0.49999997 would round to 1.
-                let half = f32::from_bits(0x3eff_ffff).copysign(v);
-                // SAFETY: |v| < 127.5, since no |x| is above 127 * 1.003 factors of steps.
-                let rounded = unsafe { (v + half).to_int_unchecked::<i32>() };
-                q[i] = rounded as i8;
-                sum[k / 2][i] += rounded;
-                square[i] += rounded * rounded;
-                product[i] += v * rounded as f32;
-            }
-        }
-        sums[g] = sum.map(|sum| sum.iter().sum());
-        squares[g] = square.iter().sum();
-        products[g] = finish(&product);
+        let q = &mut out[g / 2].q.as_chunks_mut::<32>().0[g % 2];
+        (sums[g], squares[g], products[g]) = group::round(x, inverses[g], q);
     }
     for g in 0..GROUPS {
         // The factor that brings q closest to x, by least squares.
@@ -186,5 +174,39 @@ fn quantize_blocks(x: &[[f32; 64]], step: f32, to_factor: f32, out: &mut [Q8Bloc
         out.sums = [a, b, c, d].map(|sum: i32| sum as i16);
         out.start = -((a + b) * out.factor[0]) - (c + d) * out.factor[1];
         out.step = step;
+    }
+}
+
+/// The loops over a group of 32 activations, which compilers vectorize for most targets.
+#[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+mod group {
+    use crate::cpu::op::finish;
+    use crate::magnitude::largest_bits;
+
+    /// The largest magnitude.
+    #[inline(always)]
+    pub(super) fn largest(x: &[f32; 32]) -> f32 {
+        f32::from_bits(largest_bits(x))
+    }
+
+    /// Writes `x * inverse`, rounded half away from zero, to `q`. Returns the sums of its halves, the sum of its
+    /// squares, and the sum of its products with `x * inverse`, whose magnitudes are below 127.5.
+    #[cfg_attr(not(target_os = "none"), inline(always))]
+    pub(super) fn round(x: &[f32; 32], inverse: f32, q: &mut [i8; 32]) -> ([i32; 2], i32, f32) {
+        let (mut sum, mut square, mut product) = ([[0; 8]; 2], [0; 8], [0.0f32; 8]);
+        for (k, (q, x)) in q.as_chunks_mut::<8>().0.iter_mut().zip(x.as_chunks::<8>().0).enumerate() {
+            for i in 0..8 {
+                let v = x[i] * inverse;
+                // The largest float below 1/2, or 0.49999997 would round to 1.
+                let half = f32::from_bits(0x3eff_ffff).copysign(v);
+                // SAFETY: |v| < 127.5, since no |x| is above 127 * 1.003 factors of steps.
+                let rounded = unsafe { (v + half).to_int_unchecked::<i32>() };
+                q[i] = rounded as i8;
+                sum[k / 2][i] += rounded;
+                square[i] += rounded * rounded;
+                product[i] += v * rounded as f32;
+            }
+        }
+        (sum.map(|sum| sum.iter().sum()), square.iter().sum(), finish(&product))
     }
 }

@@ -10,10 +10,10 @@ use super::attention::{CausalAttention, FlashCodec};
 use super::cache::CpuCache;
 use super::isa::Isa;
 use super::matmul::{Input, MAX_PRODUCTS, build_lut, lut_len, matmul, matmul_each};
-use super::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
+use super::op::rmsnorm::{RmsNorm, rmsnorm, rmsnorm_in_place};
 use super::op::rope::{rotate, rotate_interleaved};
 use super::op::route::Route;
-use super::op::swiglu::Swiglu;
+use super::op::swiglu::swiglu;
 use super::op::{argmax, dot};
 use super::parallel::for_each_chunk;
 use super::repack::{PANEL_ROWS, PackedMatrix};
@@ -292,7 +292,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         let weight = self.weights.vector(weight);
         let y = scratch.lend(out);
         let len = n * weight.len();
-        dispatch(self.isa, RmsNorm { x: scratch.buffer(x, len), weight, eps, y: &mut y[..len] });
+        rmsnorm(self.isa, RmsNorm { x: scratch.buffer(x, len), weight, eps, y: &mut y[..len] });
         scratch.put_back(out, y);
     }
 
@@ -414,7 +414,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         })();
         let isa = self.isa;
         for_each_chunk(self.pool_for(n * f), &mut out_rows[..n * f], f, &|t, gate| {
-            dispatch(isa, Swiglu { gate, up: &up_rows[t * f..(t + 1) * f] });
+            swiglu(isa, gate, &up_rows[t * f..(t + 1) * f]);
         });
         scratch.put_back(out, out_rows);
         scratch.up = up_rows;

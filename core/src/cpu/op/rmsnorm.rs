@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 use super::dot;
-use crate::cpu::simd::SimdOp;
+use crate::cpu::isa::Isa;
+use crate::cpu::simd::{SimdOp, dispatch};
 
 /// `y[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps)` for every row (Zhang & Sennrich 2019).
 #[derive(Debug)]
@@ -30,6 +31,12 @@ impl SimdOp for RmsNorm<'_> {
             }
         }
     }
+}
+
+/// [`RmsNorm`], compiled for `isa` with this crate's options, as [`swiglu`](super::swiglu::swiglu) is.
+#[cfg_attr(not(target_os = "none"), inline(never))]
+pub fn rmsnorm(isa: Isa, norm: RmsNorm<'_>) {
+    dispatch(isa, norm);
 }
 
 /// [`RmsNorm`] of one row in place, as used for each head of q and k.

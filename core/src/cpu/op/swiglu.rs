@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 use super::exp::exp;
-use crate::cpu::simd::SimdOp;
+use crate::cpu::isa::Isa;
+use crate::cpu::simd::{SimdOp, dispatch};
 
 /// `gate[i] = silu(gate[i]) * up[i]` with `silu(x) = x / (1 + e^-x)` (Shazeer 2020).
 #[derive(Debug)]
@@ -22,6 +23,13 @@ impl SimdOp for Swiglu<'_> {
             *g = *g / (1.0 + exp(-*g)) * u;
         }
     }
+}
+
+/// [`Swiglu`], compiled for `isa`. In the crate of a generic caller it would be compiled with that crate's options:
+/// the WebAssembly modules are compiled for size, which leaves loops scalar.
+#[cfg_attr(not(target_os = "none"), inline(never))]
+pub fn swiglu(isa: Isa, gate: &mut [f32], up: &[f32]) {
+    dispatch(isa, Swiglu { gate, up });
 }
 
 #[cfg(test)]
