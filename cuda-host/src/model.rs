@@ -5,7 +5,7 @@ use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
 use crate::tiles::{self, TILE, Together};
 use shohin_core::model::program::{Experts, Op, TensorId, TensorRole};
-use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi, depths};
+use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi, depths, lora};
 use shohin_core::quant::packed::{Codes, PackedFormat, Scales};
 use shohin_core::quant::{self, Matrix};
 use shohin_core::{BonsaiModel, Error as CoreError, Gguf, Name};
@@ -104,6 +104,10 @@ fn check(program: &Program) -> Result<()> {
     }
     if !program.routed_layers.is_empty() {
         return Err(unsupported(depths::REFUSED, program.routed_layers.len(), "0; the CPU computes them"));
+    }
+    let adapted = program.body.iter().filter(|op| matches!(op, Op::Swiglu { .. })).count();
+    if adapted > 0 {
+        return Err(unsupported(lora::REFUSED, adapted, "none; the CPU computes them"));
     }
     for spec in &program.tensors {
         if (spec.role == TensorRole::Matrix) && !spec.cols.is_multiple_of(32) {

@@ -87,9 +87,12 @@ fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
         }
         Op::LinearAdd { weight, to, .. } => vec![(*to, rows(*weight), true)],
         Op::LinearSwiglu { gate, out, .. } => vec![(*out, rows(*gate), true)],
-        Op::RopeStore { .. } | Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {
-            Vec::new()
-        }
+        Op::RopeStore { .. }
+        | Op::Experts(_)
+        | Op::Select { .. }
+        | Op::Merge { .. }
+        | Op::Swiglu { .. }
+        | Op::Exchange(_) => Vec::new(),
         Op::Attention { out, .. } => vec![(*out, program.heads.query * program.heads.dim, false)],
     }
 }
@@ -139,7 +142,7 @@ fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activat
             }
         }
         // Refused when the model is uploaded.
-        Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {}
+        Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. } | Op::Exchange(_) => {}
         Op::RopeStore { q, k, v, .. } => {
             if *q == buffer {
                 found.push(Access::Changes);
@@ -439,7 +442,7 @@ impl Recorder<'_> {
                 let pair = self.products(matrix, x, Output::Swiglu, into, cols, &self.scratch.step)?;
                 self.whole(out, cols, needs, pair)?
             }
-            Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {
+            Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. } | Op::Exchange(_) => {
                 return Err(Error::Operation {
                     found: "an operation that is refused when the model is uploaded",
                     expected: "a supported one",

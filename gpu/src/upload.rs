@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Gpu, MAX_BINDING};
 use shohin_core::gguf::{Event, Header};
 use shohin_core::model::program::{Op, TensorId, TensorRole};
-use shohin_core::model::{ModelConfig, Program, alibi, depths};
+use shohin_core::model::{ModelConfig, Program, alibi, depths, lora};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
@@ -209,6 +209,7 @@ pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
         Op::LinearSwiglu { gate, up, .. } => (vec![*gate, *up], 2),
         Op::RmsNorm { .. }
         | Op::Experts(_)
+        | Op::Swiglu { .. }
         | Op::RopeStore { .. }
         | Op::Attention { .. }
         | Op::Select { .. }
@@ -239,6 +240,9 @@ fn check(program: &Program) -> Result<()> {
         if let Op::Exchange(_) = op {
             let expected = "a whole one; the CPU computes both";
             return Err(Error::Operation { found: "a program that is split among devices", expected });
+        }
+        if let Op::Swiglu { .. } = op {
+            return Err(Error::Operation { found: lora::REFUSED, expected: "none; the CPU computes them" });
         }
         if let Op::Experts(_) = op {
             return Err(Error::Operation {

@@ -6,8 +6,8 @@ use crate::error::{Error, Result, unsupported};
 use crate::kernel::{Choices, Kernel, Kernels, MAX_PARTS, Output, Pairs, Pipelines, RopeStore, TILE_ROWS};
 use crate::weights::{Matrix, MetalModel};
 use shohin_core::Activations;
-use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, TensorId};
+use shohin_core::model::{Program, lora};
 
 /// The buffers of a program, and the inputs of a run.
 pub(crate) struct Scratch<B> {
@@ -209,6 +209,7 @@ impl<D: Driver> Lowering<'_, D> {
             Op::LinearSwiglu { x, gate, up, out } => self.swiglu(x, [gate, up], out, None),
             Op::Exchange(_) => Err(unsupported("a program that is split among devices", "a whole one")),
             Op::Experts(ref experts) => self.experts(experts),
+            Op::Swiglu { .. } => Err(unsupported(lora::REFUSED, "none; the CPU computes them")),
             Op::Select { .. } | Op::Merge { .. } => {
                 Err(unsupported("a mixture of depths", "blocks that no token skips"))
             }

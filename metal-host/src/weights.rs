@@ -4,7 +4,7 @@
 use crate::driver::Driver;
 use crate::error::{Error, Result, unsupported};
 use shohin_core::model::program::{Experts, Op, TensorId, TensorRole};
-use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi, depths};
+use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi, depths, lora};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{BonsaiModel, Error as CoreError, Matrix as FileMatrix, Name};
 use std::sync::Arc;
@@ -136,6 +136,7 @@ fn check(program: &Program) -> Result<()> {
             Op::Exchange(_) => {
                 return Err(unsupported("a program that is split among devices", "a whole one"));
             }
+            Op::Swiglu { .. } => return Err(unsupported(lora::REFUSED, "none; the CPU computes them")),
             Op::RmsNorm { weight, .. } if !program.tensor(*weight).cols.is_multiple_of(32) => {
                 let (what, found) = ("the width of the residual stream", program.tensor(*weight).cols as u64);
                 return Err(Error::Unsupported { what, found, expected: "a multiple of 32" });

@@ -106,7 +106,9 @@ impl<B: ModelBytes> Forward<'_, B> {
     ) -> Result<()> {
         let n = scratch.taking_part.unwrap_or(rows.len());
         match *op {
-            Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } if !cfg!(feature = "variants") => {
+            Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. }
+                if !cfg!(feature = "variants") =>
+            {
                 Err(error!(Device { problem: "this build lacks the feature `variants`" }))
             }
             Op::Embed { table, out } => {
@@ -128,6 +130,13 @@ impl<B: ModelBytes> Forward<'_, B> {
             Op::Linear { x, ref outputs } => self.linear(x, outputs, n, scratch),
             Op::LinearAdd { x, weight, to } => self.linear_add(x, weight, to, n, scratch),
             Op::LinearSwiglu { x, gate, up, out } => self.linear_swiglu(x, gate, up, out, n, scratch),
+            Op::Swiglu { gate, up } => {
+                let gate_rows = scratch.lend(gate);
+                let f = self.weights.program().cols(up);
+                self.gated_product(&mut gate_rows[..n * f], scratch.buffer(up, n * f), f);
+                scratch.put_back(gate, gate_rows);
+                Ok(())
+            }
             Op::Experts(ref experts) => {
                 let probabilities = scratch.lend(experts.probabilities);
                 let done = self.experts(experts, probabilities, n, scratch);
@@ -412,13 +421,18 @@ impl<B: ModelBytes> Forward<'_, B> {
             let mut products = [(gate, gate_rows), (up, up_rows)];
             matmul_each(self.isa, self.pool_for_products(n, [gate, up]), &input, n, &mut products)
         })();
-        let isa = self.isa;
-        for_each_chunk(self.pool_for(n * f), &mut out_rows[..n * f], f, &|t, gate| {
-            swiglu(isa, gate, &up_rows[t * f..(t + 1) * f]);
-        });
+        self.gated_product(&mut out_rows[..n * f], up_rows, f);
         scratch.put_back(out, out_rows);
         scratch.up = up_rows;
         done
+    }
+
+    /// `gate = silu(gate) * up`, both `(n, f)`.
+    fn gated_product(&self, gate: &mut [f32], up: &[f32], f: usize) {
+        let isa = self.isa;
+        for_each_chunk(self.pool_for(gate.len()), gate, f, &|t, gate| {
+            swiglu(isa, gate, &up[t * f..(t + 1) * f]);
+        });
     }
 
     /// Each expert computes the rows that use it: its weights are read once a batch, or not at all.

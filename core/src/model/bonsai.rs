@@ -4,6 +4,7 @@
 use alloc::vec::Vec;
 
 use super::config::ModelConfig;
+use super::lora::{self, Adapted, LoraAdapter};
 use super::program::Program;
 use super::registry::ModelVariant;
 use super::split::{Piece, Split, SplitProgram};
@@ -124,6 +125,27 @@ impl<B: ModelBytes> BonsaiModel<B> {
         parts.push(hold(copy));
         let weights = Weights::hold(mine, parts).map_err(whole)?;
         Self::new(config, program, weights).map_err(whole)
+    }
+
+    /// The model with `adapters`, each at its scale: their factors are copied, and `hold` owns the copy. Those at scale 0 are
+    /// only checked. See [`lora`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if an adapter is for another architecture or for a matrix that the model lacks, or that
+    /// cannot be adapted; [`Error::TensorShape`], [`Error::Option`] for a scale that is not finite, [`Error::Memory`].
+    pub fn adapt(
+        mut self,
+        adapters: &[(&LoraAdapter<'_>, f32)],
+        hold: impl FnOnce(Vec<u8>) -> B,
+    ) -> Result<Self> {
+        let part = self.weights.parts().len();
+        let architecture = self.config.architecture.name;
+        let Adapted { program, tensors, bytes } = lora::adapt(&self.program, architecture, adapters, part)?;
+        if !tensors.is_empty() {
+            self.weights.append(tensors, hold(bytes))?;
+            self.program = program;
+        }
+        Ok(self)
     }
 
     fn new(config: ModelConfig, mut program: Program, weights: Weights<B>) -> Result<Self> {

@@ -189,6 +189,14 @@ pub enum Op {
         /// `(rows, outputs)`
         out: BufferId,
     },
+    /// `gate = silu(gate) * up`: of a gated product whose halves were computed by [`Op::Linear`], as an
+    /// [adapter](super::lora) adds to them.
+    Swiglu {
+        /// `(rows, cols)`
+        gate: BufferId,
+        /// `(rows, cols)`
+        up: BufferId,
+    },
     /// `to += sum_e p_e (silu(x G_e^T) * (x U_e^T)) D_e^T` over the experts `e` of the highest
     /// `p = softmax(x R^T)`, the lower index first where two are equal.
     Experts(Experts),
@@ -428,7 +436,9 @@ impl Op {
                 let replaced: ArrayVec<BufferId, MAX_OUTPUTS> = outputs.iter().map(|(_, out)| *out).collect();
                 of(&[*x], &replaced)
             }
-            Op::LinearAdd { x, to, .. } | Op::Merge { x, to } => of(&[*x, *to], &[]),
+            Op::LinearAdd { x, to, .. } | Op::Merge { x, to } | Op::Swiglu { gate: to, up: x } => {
+                of(&[*x, *to], &[])
+            }
             Op::Experts(e) => of(&[e.x, e.to], &[e.probabilities, e.routed, e.gated]),
             Op::RopeStore { q, k, v, .. } => of(&[*q, *k, *v], &[]),
             Op::Exchange(exchange) => match exchange {
@@ -450,6 +460,7 @@ impl Op {
             Op::Experts(experts) => ids.extend([experts.router, experts.gate, experts.up, experts.down]),
             Op::Embed { .. }
             | Op::RmsNorm { .. }
+            | Op::Swiglu { .. }
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Select { .. }

@@ -372,6 +372,9 @@ impl TensorSplit<'_> {
                     "one feed-forward block; or pipeline:N",
                 ));
             }
+            Op::Swiglu { .. } => {
+                return Err(unsupported("operation", "an adapter (LoRA)", "a model without one"));
+            }
             Op::Select { .. } | Op::Merge { .. } => {
                 return Err(unsupported("operation", "a mixture of depths", "blocks that no token skips"));
             }
@@ -414,7 +417,11 @@ impl Op {
             }
             Op::RopeStore { norm: Some(QkNorm { q, k }), .. } => [q, k].into_iter().for_each(visit),
             Op::Select { router, .. } => visit(router),
-            Op::RopeStore { norm: None, .. } | Op::Attention { .. } | Op::Merge { .. } | Op::Exchange(_) => {}
+            Op::RopeStore { norm: None, .. }
+            | Op::Swiglu { .. }
+            | Op::Attention { .. }
+            | Op::Merge { .. }
+            | Op::Exchange(_) => {}
         }
     }
 }

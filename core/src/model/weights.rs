@@ -78,19 +78,37 @@ impl<B: ModelBytes> Weights<B> {
 
     /// `tensors` must have been found in the same bytes as `parts`.
     pub(super) fn hold(tensors: Vec<StoredTensor>, parts: Vec<B>) -> Result<Self> {
+        let weights = Weights { parts, tensors };
+        weights.check(&weights.tensors)?;
+        Ok(weights)
+    }
+
+    /// Adds `tensors`, which are in `part`, the next one.
+    pub(super) fn append(&mut self, tensors: Vec<StoredTensor>, part: B) -> Result<()> {
+        if self.paging().is_some() {
+            let problem = "weights that are not in memory cannot be adapted";
+            return Err(error!(Device { problem }));
+        }
+        self.parts.push(part);
+        self.check(&tensors)?;
+        self.tensors.extend(tensors);
+        Ok(())
+    }
+
+    fn check(&self, tensors: &[StoredTensor]) -> Result<()> {
         // Nothing guarantees that `ModelBytes` returns the bytes that were parsed; this check keeps all reads
         // in range.
-        for tensor in &tensors {
+        for tensor in tensors {
             let len_of = |part: &B| match part.paging() {
                 None => part.bytes().len() as u64,
                 Some(paging) => paging.reader.len(),
             };
-            let (expected, found) = (tensor.range.end as u64, parts.get(tensor.part).map_or(0, len_of));
+            let (expected, found) = (tensor.range.end as u64, self.parts.get(tensor.part).map_or(0, len_of));
             if expected > found {
                 return Err(error!(Length { what: "bytes of the model", expected, found }));
             }
         }
-        Ok(Weights { parts, tensors })
+        Ok(())
     }
 
     /// A tensor as stored in the file.

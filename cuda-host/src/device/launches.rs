@@ -182,7 +182,7 @@ pub(super) fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
             Op::LinearSwiglu { x, gate, .. } => found.push((*x, *gate)),
             Op::Experts(e) => found.extend([(e.x, e.router), (e.x, e.gate), (e.gated, e.down)]),
             // Refused when the model is uploaded.
-            Op::Select { .. } | Op::Merge { .. } => {}
+            Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. } => {}
             Op::Embed { .. }
             | Op::RmsNorm { .. }
             | Op::RopeStore { .. }
@@ -570,8 +570,9 @@ impl<D: Driver> CudaDevice<D> {
                 self.quantize(*out, rows, program.tensor(*gate).rows)
             }
             Op::Experts(experts) => self.experts(experts, rows),
-            Op::Select { .. } | Op::Merge { .. } => {
-                Err(CoreError::Device { problem: "CUDA does not compute mixtures of depths" }.into())
+            Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. } => {
+                Err(CoreError::Device { problem: "CUDA computes neither mixtures of depths nor adapters" }
+                    .into())
             }
             Op::Exchange(exchange) => self.exchange(*exchange, rows),
             Op::RopeStore { layer, q, k, v, norm, eps } => {
