@@ -6,6 +6,7 @@ pub mod cpu;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod device;
 pub mod long_rope;
+pub mod lora;
 pub mod malformed;
 pub mod meter;
 pub mod model;

@@ -5,8 +5,12 @@ use std::sync::Arc;
 
 use shohin_core::cpu::{Cpu, CpuWeights, Isa};
 use shohin_core::device::{Readout, Wants, ready};
+use shohin_core::model::LoraAdapter;
 use shohin_core::session::{Feed, run_batch};
-use shohin_core::{Activations, BonsaiModel, CpuOptions, Format, KvFormat, Serial, Session, SessionOptions};
+use shohin_core::{
+    Activations, BonsaiModel, CpuOptions, Format, Gguf, KvFormat, Serial, Session, SessionOptions,
+};
+use shohin_tests::lora::Adapter;
 use shohin_tests::meter::measure;
 use shohin_tests::model::{Model, Shape, Stored};
 
@@ -20,7 +24,13 @@ fn devices_and_sessions_take_their_plan_once_and_tokens_take_nothing() {
     let repacked = Arc::new(CpuWeights::repack(weights(), Isa::detect(), &Serial).unwrap());
     let experts = Model::new(Shape::tiny_experts(), Stored::new(Format::Q1_0), 2).to_vec().unwrap();
     let experts = CpuWeights::repack(BonsaiModel::load(experts).unwrap(), Isa::detect(), &Serial).unwrap();
-    for weights in [in_file, repacked, Arc::new(experts)] {
+    let file = Model::tiny(Format::Pq2_0);
+    let lora = Adapter::random(&Gguf::parse(&file).unwrap(), &["blk."], 4, 0.1, 1).to_vec();
+    let lora = Gguf::parse(&lora).unwrap();
+    let adapter = LoraAdapter::from_gguf(&lora).unwrap();
+    let adapted = BonsaiModel::load(file).unwrap().adapt(&[(&adapter, 1.0)], |bytes| bytes).unwrap();
+    let adapted = CpuWeights::repack(adapted, Isa::detect(), &Serial).unwrap();
+    for weights in [in_file, repacked, Arc::new(experts), Arc::new(adapted)] {
         for activations in [Activations::Int8, Activations::F32] {
             for kv in KvFormat::ALL {
                 let options = CpuOptions { context: 64, activations, ..CpuOptions::default() };
