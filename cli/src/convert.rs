@@ -5,7 +5,9 @@ use crate::model::ModelArgs;
 use crate::progress::transfer;
 use crate::terminal::{bytes, remark};
 use clap::Args;
-use shohin::convert::{ConvertError, ConvertOptions, Converted, FileType, convert, convert_to_folder};
+use shohin::convert::{
+    ConvertError, ConvertOptions, Converted, FileType, convert, convert_adapter, convert_to_folder,
+};
 use std::path::{Path, PathBuf};
 
 /// Convert a Hugging Face folder or an ONNX file to GGUF, or GGUF to a folder
@@ -14,6 +16,7 @@ use std::path::{Path, PathBuf};
 /// file or several), also as FP8, or as MLX packs them in 1, 2, 4 or 8 bits; or an ONNX file in such a folder, with floats
 /// or packed weights of 2, 4 or 8 bits (the folder's name is enough if it has one such file and no safetensors). Tokenizer
 /// and chat template come along, so that llama.cpp reads the file, too.
+/// With --base, SOURCE is an adapter (LoRA) as PEFT saves it; `--lora` takes both the folder and the file.
 /// `--model SOURCE` runs it without converting it first. With --safetensors, SOURCE may be a GGUF file.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -21,6 +24,7 @@ Examples:
   shohin convert Qwen3-0.6B --out qwen3-0.6b.gguf
   shohin convert Ternary-Bonsai-1.7B-unpacked --type pq2_0 --out ternary-bonsai-1.7b.gguf
   shohin convert Ternary-Bonsai-1.7B-ONNX/onnx/model_q2.onnx --out ternary-bonsai-1.7b.gguf
+  shohin convert my-lora --base bonsai-1.7b.gguf --out my-lora.gguf
   shohin convert bonsai-1.7b.gguf --safetensors --out Bonsai-1.7B-unpacked
   shohin quantize qwen3-0.6b.gguf --type q4_k_m --out qwen3-0.6b-q4_k_m.gguf")]
 pub(crate) struct ConvertArgs {
@@ -29,6 +33,9 @@ pub(crate) struct ConvertArgs {
     /// The file to write, or the folder
     #[arg(short, long, value_name = "PATH")]
     out: PathBuf,
+    /// The model that an adapter is for, a GGUF file or a Hugging Face folder: SOURCE is then a folder that PEFT has saved
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["safetensors", "type"])]
+    base: Option<PathBuf>,
     /// Write a Hugging Face folder with weights in F32, F16 or BF16
     #[arg(long)]
     safetensors: bool,
@@ -41,6 +48,15 @@ pub(crate) struct ConvertArgs {
 }
 
 pub(crate) fn run(args: &ConvertArgs, model: &ModelArgs) -> Result {
+    if let Some(base) = &args.base {
+        return adapter(args, base, model);
+    }
+    if args.source.join("adapter_config.json").is_file() {
+        return Err(CliError::usage(format_args!(
+            "{} is an adapter, expected --base with the model that it is for",
+            args.source.display()
+        )));
+    }
     let mut options = ConvertOptions::new().replace(args.force).id42(model.id42);
     options.file_type = args.r#type;
     if let Some(found) = args.r#type.filter(|found| args.safetensors && found.float().is_none()) {
@@ -59,6 +75,14 @@ pub(crate) fn run(args: &ConvertArgs, model: &ModelArgs) -> Result {
         false => write(&args.source, &args.out, &options)?,
         true => with_progress(|progress| convert_to_folder(&args.source, &args.out, &options, progress))?,
     };
+    remark(format_args!("{}: {} tensors, {}", args.out.display(), done.tensors.len(), bytes(done.bytes)));
+    Ok(())
+}
+
+/// Writes the GGUF file of an adapter.
+fn adapter(args: &ConvertArgs, base: &Path, model: &ModelArgs) -> Result {
+    let options = ConvertOptions::new().replace(args.force).id42(model.id42);
+    let done = convert_adapter(&args.source, base, &args.out, &options).map_err(of_options)?;
     remark(format_args!("{}: {} tensors, {}", args.out.display(), done.tensors.len(), bytes(done.bytes)));
     Ok(())
 }

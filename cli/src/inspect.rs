@@ -9,7 +9,8 @@ use serde_json::{Map, Value as Json, json};
 use shohin::core::chat::Style;
 use shohin::core::cpu::fit::{longest_context, published_within};
 use shohin::core::gguf::{Array, TensorInfo, Value};
-use shohin::core::model::{ExpertsConfig, ModelConfig, RopeScaling};
+use shohin::core::model::lora::ADAPTER;
+use shohin::core::model::{ExpertsConfig, LoraAdapter, LoraConfig, ModelConfig, RopeScaling};
 use shohin::core::{Error, Gguf, is_printable};
 use shohin::{Model, ModelFile};
 use std::collections::BTreeMap;
@@ -57,6 +58,7 @@ pub(crate) fn inspect(args: &InspectArgs, model_args: &ModelArgs) -> Result {
     } else {
         match &loaded {
             Ok(loaded) => describe(&mut out, &file, loaded)?,
+            Err(_) if is_adapter(&gguf) => describe_adapter(&mut out, &file, &gguf)?,
             Err(reason) => cannot_run(&mut out, &file, reason)?,
         }
         if let Some((bytes, fits)) = args.memory.zip(fits.as_ref()) {
@@ -125,6 +127,51 @@ fn cannot_run(out: &mut impl Write, file: &ModelFile, reason: &str) -> Result {
     Ok(())
 }
 
+/// Whether it is the file of an adapter, in the place of a model's.
+fn is_adapter(gguf: &Gguf<'_>) -> bool {
+    matches!(gguf.metadata().str("general.type"), Ok(Some(ADAPTER)))
+}
+
+fn describe_adapter(out: &mut impl Write, file: &ModelFile, gguf: &Gguf<'_>) -> Result {
+    title(out, "Adapter")?;
+    let mut rows = vec![row("file", size(file))];
+    match LoraAdapter::from_gguf(gguf) {
+        Ok(adapter) => {
+            let LoraConfig { name, architecture, alpha } = *adapter.config();
+            let (least, most) = adapter.ranks();
+            let rank = if least == most { most.to_string() } else { format!("{least} to {most}") };
+            let alpha = if alpha == 0.0 { "none: alpha / rank is 1".into() } else { alpha.to_string() };
+            rows.extend([
+                row("name", on_one_line(name)),
+                row("kind", "LoRA; --lora applies it to a model".into()),
+                row("for models of", on_one_line(architecture)),
+                row("adapts", format!("{} matrices", adapter.pairs().len())),
+                row("rank", rank),
+                row("alpha", alpha),
+                row("parameters", count(adapter.num_parameters())),
+            ]);
+        }
+        Err(error) => rows.push(row("runs", format!("no: {error}"))),
+    }
+    terminal::table(out, &rows, &[])?;
+    Ok(())
+}
+
+fn adapter_json(gguf: &Gguf<'_>) -> Json {
+    match LoraAdapter::from_gguf(gguf) {
+        Ok(adapter) => {
+            let LoraConfig { name, architecture, alpha } = *adapter.config();
+            let pairs =
+                adapter.pairs().iter().map(|pair| json!({ "matrix": pair.name, "rank": pair.rank() }));
+            json!({
+                "name": name, "architecture": architecture, "alpha": alpha, "matrices": pairs.collect::<Json>(),
+                "parameters": adapter.num_parameters(),
+            })
+        }
+        Err(error) => json!({ "cannot_run": error.to_string() }),
+    }
+}
+
 fn layers(c: &ModelConfig) -> String {
     match c.depth_routers.len() {
         0 => c.num_layers.to_string(),
@@ -156,7 +203,9 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
         ),
         None => format!("{}, feed-forward {}", c.hidden_size, c.intermediate_size),
     };
-    let rows = vec![
+    let adapters =
+        model.adapters().map(|(file, scale)| row("adapter", format!("{} at {scale}", file.name())));
+    let mut rows = vec![
         row("file", size(file)),
         row("name", model.name().into()),
         row("variant", model.variant().name().into()),
@@ -174,6 +223,7 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
         row("thinking", yes(able.thinking).into()),
         row("tool calls", yes(able.tools).into()),
     ];
+    rows.extend(adapters);
     terminal::table(out, &rows, &[])?;
 
     title(out, "\nMemory")?;
@@ -362,6 +412,7 @@ fn as_json(
 ) -> Result<Json> {
     let mut object = match loaded {
         Ok(loaded) => model_json(loaded)?,
+        Err(_) if is_adapter(gguf) => json!({ "adapter": adapter_json(gguf) }),
         Err(reason) => json!({ "cannot_run": reason }),
     };
     if let Some(fits) = fits {
@@ -440,6 +491,7 @@ fn model_json(model: &Model) -> Result<Json> {
             "rms_norm_eps": c.rms_norm_eps,
             "tied_embeddings": c.tied_embeddings,
         },
+        "adapters": model.adapters().map(|(file, scale)| json!({ "file": file.name(), "scale": scale })).collect::<Json>(),
         "memory": {
             "context": model.context().min(c.max_context_length),
             "kv": plan.kv,

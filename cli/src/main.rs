@@ -144,6 +144,8 @@ fn takes(command: &str, option: &str) -> bool {
         // These read a file of their own, whose layout it names.
         "convert" | "quantize" => option == "id42",
         "tokenize" => matches!(option, "model" | "id42"),
+        // Its published results are those of models without adapters.
+        "check" => option != "lora",
         "inspect" => !matches!(option, "gpu" | "device" | "split"),
         _ => true,
     }

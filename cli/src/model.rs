@@ -15,6 +15,7 @@ use shohin::devices::Fallback;
 use shohin::{Activations, AttentionPattern, DeviceName, KvFormat, Model, ModelFile, Split, WeightCache};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// Heading of these options in the help.
 pub(crate) const HEADING: &str = "Model and engine";
@@ -81,6 +82,10 @@ pub(crate) struct ModelArgs {
     /// ALiBi: for models that were trained so, but whose files do not say it; CPU only
     #[arg(long, global = true, value_name = "BIAS", allow_negative_numbers = true, value_parser = |text: &str| number(text, |x| (0.0..=1024.0).contains(&x), "a number from 0 to 1024"))]
     pub(crate) alibi: Option<f32>,
+    /// Apply an adapter (LoRA), a GGUF file or a PEFT folder, at this scale [default: 1]; several add up; CPU only. See
+    /// `shohin convert --help` for PEFT folders
+    #[arg(long, global = true, value_name = "FILE[=SCALE]", value_parser = str::parse::<Lora>)]
+    pub(crate) lora: Vec<Lora>,
     /// Layout of tensors of type 42 if the file does not say: group size, or codes before scales
     #[arg(long, global = true, value_name = "LAYOUT", default_value = "auto", value_parser = id42s())]
     pub(crate) id42: Id42,
@@ -88,6 +93,27 @@ pub(crate) struct ModelArgs {
     #[cfg(feature = "mpi")]
     #[arg(skip)]
     pub(crate) mpi: Option<std::rc::Rc<shohin::Mpi>>,
+}
+
+/// An adapter, and the scale at which it is applied.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Lora {
+    path: PathBuf,
+    scale: f32,
+}
+
+impl FromStr for Lora {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        // A name may have the sign, too.
+        let (path, scale) = match text.rsplit_once('=') {
+            Some((path, scale)) if !Path::new(text).exists() => (path, scale),
+            _ => (text, "1"),
+        };
+        let scale = number(scale, |_| true, "FILE=SCALE, whose scale is a finite number")?;
+        Ok(Lora { path: path.into(), scale })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -188,6 +214,9 @@ impl ModelArgs {
         }
         if let Some(max_bias) = self.alibi {
             builder = builder.alibi(max_bias);
+        }
+        for Lora { path, scale } in &self.lora {
+            builder = builder.adapter(path, *scale);
         }
         if let Some(bytes) = self.weights_window {
             builder = builder.weights_window(bytes);
@@ -372,7 +401,9 @@ pub(crate) fn settings(model: &Model) -> String {
         AttentionPattern::Full => String::new(),
         pattern => format!(", {pattern} attention"),
     };
-    format!("{device}, {act} activations, {kv} cache{attention}")
+    let adapters: String =
+        model.adapters().map(|(file, scale)| format!(", {} at {scale}", file.name())).collect();
+    format!("{device}, {act} activations, {kv} cache{attention}{adapters}")
 }
 
 pub(crate) fn activations(model: &Model) -> &'static str {

@@ -75,7 +75,7 @@ impl SpeculationArgs {
             chat.speculate(&Speculation::PromptLookup)?;
         }
         if let Some(draft) = &self.draft {
-            let args = ModelArgs { model: Some(draft.clone()), ..model.clone() };
+            let args = ModelArgs { model: Some(draft.clone()), lora: Vec::new(), ..model.clone() };
             chat.speculate(&Speculation::Draft(args.load().context("--draft")?))?;
         }
         Ok(())

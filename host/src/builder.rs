@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::file::ModelFile;
 #[cfg(feature = "gpu")]
 use crate::gpu::GpuWeights;
+use crate::lora::{self, Adapter};
 use crate::model::{Inner, Model};
 use crate::shard::ShardBytes;
 #[cfg(feature = "cuda")]
@@ -27,7 +28,7 @@ use shohin_core::{
     Activations, AttentionPattern, CpuOptions, Format, Gguf, KvFormat, ModelConfig, Tokenizer, is_printable,
 };
 use std::panic::resume_unwind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Instant;
@@ -54,6 +55,7 @@ pub struct Builder {
     rope_scaling: Option<RopeScaling>,
     rope_base: Option<f32>,
     alibi: Option<f32>,
+    adapters: Vec<(PathBuf, f32)>,
     device: DeviceName,
     on_compile: fn(),
     split: Option<Split>,
@@ -79,6 +81,7 @@ impl Default for Builder {
             rope_scaling: None,
             rope_base: None,
             alibi: None,
+            adapters: Vec::new(),
             device: DeviceName::Auto,
             on_compile: || (),
             split: None,
@@ -195,6 +198,21 @@ impl Builder {
         self
     }
 
+    /// Applies an adapter (LoRA) at this scale, in addition to others: a GGUF file, or with the feature `convert` a folder that
+    /// PEFT has saved. `y = W x + scale (alpha / r) B (A x)` for
+    /// each adapted matrix, see [`shohin_core::model::lora`]. The model's own weights stay packed, and the same
+    /// [`WeightCache`] serves all adapters. Only on the CPU, which the automatic choice then is; loading fails for another
+    /// device, a split model, or one that is read through a [window](Builder::weights_window).
+    ///
+    /// ```no_run
+    /// let model = shohin::Model::builder().adapter("adapter.gguf", 1.0).load("model.gguf")?;
+    /// # Ok::<(), shohin::Error>(())
+    /// ```
+    pub fn adapter(mut self, path: impl Into<PathBuf>, scale: f32) -> Self {
+        self.adapters.push((path.into(), scale));
+        self
+    }
+
     /// Runs the model on this device; [`DeviceName::Auto`] unless set. Loading fails if there is no such device, except
     /// that the automatic choice then is the CPU: [`Model::fallback`] says why.
     ///
@@ -285,6 +303,7 @@ impl Builder {
     /// # Errors
     /// As [`Builder::load`].
     pub fn load_file(&self, file: &ModelFile) -> Result<Model> {
+        self.check_adapters()?;
         #[cfg(feature = "mpi")]
         if let Some(world) = &self.world {
             return world.lead(|| self.load_with(file, None));
@@ -293,6 +312,7 @@ impl Builder {
             return self.load_with(file, None);
         }
         let reason = match (self.split, self.weights_window) {
+            _ if !self.adapters.is_empty() => "adapters are for the CPU",
             (None, None) => return self.load_on_best(file),
             (Some(_), _) => "a model that is split runs on another device only by its name",
             (None, Some(_)) => "weights that stay in the file are for the CPU",
@@ -309,7 +329,9 @@ impl Builder {
         let pool = ThreadPool::new(threads).map_err(|source| Error::Threads { count: threads, source })?;
         let gguf = file.gguf(&self.read)?;
         let named = |source| Error::Model { name: file.name().into(), source };
+        lora::refuse(&gguf).map_err(named)?;
         let config = self.configured(ModelConfig::from_gguf(&gguf).map_err(named)?)?;
+        let adapters = lora::open(&self.adapters, &config)?;
         let options = self.cpu_options()?;
         let isa = options.isa;
         let device = match self.split.filter(|split| split.ranks() > 1 && self.reads_weights) {
@@ -336,8 +358,11 @@ impl Builder {
                 (_, Some(window)) => {
                     file.paged_weights(&self.read, config, window).map(|weights| (Arc::new(weights), None))
                 }
-                (true, None) => self.repacked(file, config, isa, &pool),
-                (false, None) => file.weights(&self.read, config).map(|weights| (Arc::new(weights), None)),
+                (true, None) => self.repacked(file, config, isa, &pool, &adapters),
+                (false, None) => {
+                    let weights = file.weights(&self.read, config, &adapters);
+                    weights.map(|weights| (Arc::new(weights), None))
+                }
             };
             // WASI starts no threads.
             (weights, tokenizer.map_or_else(|_| Ok(read_tokenizer()), |thread| thread.join()))
@@ -349,7 +374,10 @@ impl Builder {
         let parts = weights.model().weights().parts();
         let weight_bytes = match device.as_ref().and_then(|device| device.weight_bytes()) {
             Some(bytes) => bytes,
-            None if repack && !reads => file.resident_len(&self.read, !self.compact)?,
+            None if repack && !reads => {
+                let factors = lora::bytes(weights.model(), file.parts());
+                file.resident_len(&self.read, !self.compact)? + factors
+            }
             // The window is a part of the memory of each chat.
             None => parts.iter().map(|part| part.bytes().len()).sum(),
         };
@@ -363,6 +391,7 @@ impl Builder {
             format: gguf.header().layer_format(),
             tokenizer,
             file: file.clone(),
+            adapters,
             read: self.read,
             device: device.unwrap_or_else(|| Box::new(cpu.clone())),
             cpu,
@@ -484,6 +513,28 @@ impl Builder {
         &self.read
     }
 
+    /// Refuses adapters where they are not computed.
+    fn check_adapters(&self) -> Result<()> {
+        if self.adapters.is_empty() {
+            return Ok(());
+        }
+        let cpu = matches!(self.device, DeviceName::Auto | DeviceName::Cpu);
+        let other = match (self.split.filter(|split| split.ranks() > 1), self.weights_window) {
+            _ if !cpu => Some(("device", self.device.to_string())),
+            (Some(split), _) => Some(("split", split.to_string())),
+            (None, Some(window)) => Some(("weights-window", window.to_string())),
+            (None, None) => None,
+        };
+        match other {
+            Some((name, found)) => {
+                let expected =
+                    "none with an adapter (lora): it is applied on the CPU, to whole models in memory";
+                Err(Error::Option { name, found, expected: expected.into() })
+            }
+            None => Ok(()),
+        }
+    }
+
     fn thread_count(&self) -> Result<usize> {
         let threads = self.threads.unwrap_or_else(default_threads);
         match (1..=MAX_THREADS).contains(&threads) {
@@ -508,16 +559,18 @@ impl Builder {
         config: ModelConfig,
         isa: Isa,
         pool: &ThreadPool,
+        adapters: &[Adapter],
     ) -> Result<(Arc<CpuWeights<ShardBytes>>, Option<CacheWriter>)> {
         let cache = self.weight_cache.as_ref();
         let entry = cache.and_then(|cache| cache.entry(file, &self.read, self.compact, isa));
         if let Some(files) = entry.as_ref().and_then(|entry| entry.open(pool))
-            && let Ok(weights) = file.cached_weights(&self.read, config.clone(), files, isa)
+            && let Ok(weights) = file.cached_weights(&self.read, config.clone(), files, isa, adapters)
         {
             return Ok((Arc::new(weights), None));
         }
-        let weights = Arc::new(file.repacked_weights(&self.read, config, self.compact, isa, pool)?);
-        let cache_writer = entry.map(|entry| entry.start_writing(&weights));
+        let weights =
+            Arc::new(file.repacked_weights(&self.read, config, self.compact, isa, pool, adapters)?);
+        let cache_writer = entry.map(|entry| entry.start_writing(&weights, file.parts()));
         Ok((weights, cache_writer))
     }
 

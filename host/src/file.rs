@@ -2,6 +2,7 @@
 //! for the CPU.
 
 use crate::error::{Error, Result};
+use crate::lora::{self, Adapter};
 use crate::map::{Mmap, map};
 use crate::memory;
 use crate::reader::FileReader;
@@ -237,14 +238,16 @@ impl ModelFile {
         })
     }
 
-    /// The weights in the layout of the files, which stay mapped, with this configuration.
+    /// The weights in the layout of the files, which stay mapped, with this configuration and these adapters.
     pub(crate) fn weights(
         &self,
         options: &ReadOptions,
         config: ModelConfig,
+        adapters: &[Adapter],
     ) -> Result<CpuWeights<ShardBytes>> {
         let parts = self.shards.iter().map(Shard::mapped).collect();
-        CpuWeights::new(self.model(parts, options, config)?).map_err(|e| self.error(0, e))
+        let model = lora::adapt(self.model(parts, options, config)?, adapters)?;
+        CpuWeights::new(model).map_err(|e| self.error(0, e))
     }
 
     /// The weights in the layout of the file, read through a window of `window` bytes.
@@ -274,10 +277,12 @@ impl ModelFile {
         compact: bool,
         isa: Isa,
         pool: &dyn Pool,
+        adapters: &[Adapter],
     ) -> Result<CpuWeights<ShardBytes>> {
         let options = self.shard_options(options)?;
         let parts = self.shards.iter().map(|shard| shard.copy(&options, compact, isa, pool));
         let model = self.model(parts.collect::<Result<_>>()?, &options, config)?;
+        let model = lora::adapt(model, adapters)?;
         CpuWeights::repack(model, isa, pool).map_err(|e| self.error(0, e))
     }
 
@@ -288,11 +293,12 @@ impl ModelFile {
         config: ModelConfig,
         files: Vec<Cached>,
         isa: Isa,
+        adapters: &[Adapter],
     ) -> Result<CpuWeights<ShardBytes>> {
         let parts: Vec<ShardBytes> = files.into_iter().map(ShardBytes::cached).collect();
         let whole = matches!(&parts[..], [one] if one.bytes().len() == self.file_len());
         let options = if whole { *options } else { self.shard_options(options)? };
-        let model = self.model(parts, &options, config)?;
+        let model = lora::adapt(self.model(parts, &options, config)?, adapters)?;
         CpuWeights::repacked(model, isa).map_err(|e| self.error(0, e))
     }
 

@@ -53,6 +53,7 @@ pub mod file;
 mod gpu;
 #[cfg(feature = "hub")]
 pub mod hub;
+mod lora;
 mod map;
 pub mod memory;
 #[cfg(all(feature = "metal", target_os = "macos"))]

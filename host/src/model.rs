@@ -5,6 +5,7 @@ use crate::device_model::DeviceModel;
 use crate::devices::Fallback;
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
+use crate::lora::Adapter;
 use crate::sequence::Sequence;
 use crate::shard::ShardBytes;
 use crate::threads::ThreadPool;
@@ -34,6 +35,8 @@ pub(crate) struct Inner {
     /// From the metadata; may be empty.
     pub(crate) name: String,
     pub(crate) file: ModelFile,
+    /// Those that are applied to it.
+    pub(crate) adapters: Vec<Adapter>,
     pub(crate) read: ReadOptions,
     /// The whole model on the CPU.
     pub(crate) cpu: CpuModel,
@@ -303,7 +306,13 @@ impl Model {
 
     /// Whether the weights are those of the [`WeightCache`](crate::WeightCache).
     pub fn is_cached(&self) -> bool {
-        self.0.cpu.weights.model().weights().parts().iter().all(ShardBytes::is_cached)
+        let parts = self.0.cpu.weights.model().weights().parts();
+        parts.iter().take(self.0.file.parts()).all(ShardBytes::is_cached)
+    }
+
+    /// The adapters that are applied to it, each with its scale; see [`Builder::adapter`](crate::Builder::adapter).
+    pub fn adapters(&self) -> impl Iterator<Item = (&ModelFile, f32)> {
+        self.0.adapters.iter().map(|adapter| (&adapter.file, adapter.scale))
     }
 
     /// Waits until the weights are in the [`WeightCache`](crate::WeightCache), if they are being written there.

@@ -3,6 +3,7 @@
 use crate::chat::Chat;
 use crate::error::{Error, Result};
 use crate::file::{self, ModelFile};
+use crate::lora;
 use crate::model::Model;
 use sha2::{Digest, Sha256};
 use shohin_core::KvFormat;
@@ -53,6 +54,7 @@ impl Model {
                 hash.update(context.to_le_bytes());
             }
             hash.update(&self.0.readings);
+            lora::hash(&self.0.adapters, &mut hash);
             hash.finalize().into()
         })
     }

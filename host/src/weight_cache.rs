@@ -268,12 +268,13 @@ impl Entry {
         self.cache.trim()
     }
 
-    /// Starts to write `weights`, which were repacked for this place.
-    pub(crate) fn start_writing(self, weights: &Arc<CpuWeights<ShardBytes>>) -> CacheWriter {
+    /// Starts to write `weights`, which were repacked for this place: those of the model's `files` files, without adapters.
+    pub(crate) fn start_writing(self, weights: &Arc<CpuWeights<ShardBytes>>, files: usize) -> CacheWriter {
         let weights = Arc::clone(weights);
         let path = self.path.clone();
         let write = move || {
             let parts = weights.model().weights().parts();
+            let parts = parts.get(..files).unwrap_or(parts);
             // Files that did not fit into memory are mapped, and as they were.
             if !weights.is_repacked() || parts.iter().any(|part| !part.is_copy()) {
                 return Ok(());

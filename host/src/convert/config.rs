@@ -100,6 +100,26 @@ const REFUSED: [(&str, &str); 3] =
     [("attention_bias", "false"), ("mlp_bias", "false"), ("use_sliding_window", "false")];
 
 impl Config {
+    /// That of a model in GGUF, as far as its adapters depend on it.
+    pub(super) fn of_model(c: &ModelConfig) -> Result<Config, ConvertError> {
+        Ok(Config {
+            architecture: Architecture::named(c.architecture.name)?,
+            layers: c.num_layers as u32,
+            hidden: c.hidden_size as u32,
+            head_dim: c.head_dim as u32,
+            epsilon: c.rms_norm_eps,
+            context: c.max_context_length as u32,
+            heads: c.num_attention_heads as u32,
+            kv_heads: c.num_kv_heads as u32,
+            vocab: c.vocab_size as u32,
+            experts: c.experts.map_or(0, |experts| experts.count as u32),
+            tied: c.tied_embeddings,
+            mlx: None,
+            float8_block: None,
+            rope_factors: Vec::new(),
+        })
+    }
+
     /// Reads `config.json`, and sets the keys of the architecture.
     pub(super) fn read(root: &Value, w: &mut GgufWriter) -> Result<Config, ConvertError> {
         let names = root.get("architectures").and_then(Value::as_array).and_then(|all| all.first());

@@ -143,7 +143,7 @@ impl Folder {
 }
 
 /// All tensors by name.
-fn stored(shards: &[(PathBuf, Mmap)]) -> Result<BTreeMap<String, Stored<'_>>> {
+pub(super) fn stored(shards: &[(PathBuf, Mmap)]) -> Result<BTreeMap<String, Stored<'_>>> {
     let mut all = BTreeMap::new();
     for (path, map) in shards {
         let refused = |error: ConvertError| error.at(path);

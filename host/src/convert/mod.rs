@@ -14,6 +14,7 @@ mod grouped;
 mod json;
 mod new_file;
 mod onnx;
+mod peft;
 mod plan;
 mod pooling;
 mod protobuf;
@@ -37,6 +38,8 @@ pub use error::ConvertError;
 pub use export::convert_to_folder;
 pub use file_type::{FileType, Int8, Mix};
 pub use new_file::NewFile;
+pub use peft::convert_adapter;
+pub(crate) use peft::{adapter_in_memory, is_adapter_folder};
 pub use rules::TensorRule;
 
 /// What to write.

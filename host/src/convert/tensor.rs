@@ -45,6 +45,20 @@ pub(super) enum Order {
     Halves(usize),
 }
 
+impl Order {
+    /// The row of the source that becomes row `row`.
+    pub(super) fn source(self, row: usize) -> usize {
+        match self {
+            Order::Same => row,
+            Order::SideBySide(head) => row / head * head + row % 2 * (head / 2) + row % head / 2,
+            Order::Halves(head) => {
+                let (first, i) = (row / head * head, row % head);
+                first + i % (head / 2) * 2 + i / (head / 2)
+            }
+        }
+    }
+}
+
 /// A module's weights.
 pub(super) struct Module<'f> {
     /// Its name in a folder, such as `model.layers.0.mlp.up_proj`.
@@ -275,7 +289,7 @@ fn stacked<'f>(
 }
 
 /// The rows of a head of the tensor `name` of a GGUF file, if their order differs from that of a folder.
-fn head_rows(
+pub(super) fn head_rows(
     architecture: Architecture,
     name: &str,
     rows: usize,
@@ -402,14 +416,7 @@ impl Tensor<'_> {
 
     /// The row of the source that becomes row `row`.
     fn source(&self, row: usize) -> usize {
-        match self.order {
-            Order::Same => row,
-            Order::SideBySide(head) => row / head * head + row % 2 * (head / 2) + row % head / 2,
-            Order::Halves(head) => {
-                let (first, i) = (row / head * head, row % head);
-                first + i % (head / 2) * 2 + i / (head / 2)
-            }
-        }
+        self.order.source(row)
     }
 
     /// Bytes of a row in `format`, whose blocks fit.
