@@ -1,9 +1,10 @@
 //! The built program, run as by a user or a script, with the built-in model.
 
 use serde_json::{Value, json as to_json};
-use shohin_core::Format;
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::repack::repacks;
+use shohin_core::{Format, Gguf};
+use shohin_tests::lora::Adapter;
 use shohin_tests::model::{Model, Shape, Stored};
 use std::fs;
 use std::io::{Read, Write};
@@ -597,6 +598,79 @@ fn a_converted_folder_says_what_the_folder_says() {
     assert_eq!(json(&with(&ask, &["--json", "-m", &back]))["text"], reply["text"]);
     let refused = misuse(&with(&convert, &["--type", "q8_0"]));
     assert!(refused.contains("--type of safetensors: expected f32, f16 or bf16, found Q8_0"), "{refused}");
+}
+
+/// As a model whose weights were merged by the formula in f64 does.
+#[test]
+fn an_adapter_changes_replies_as_merged_weights_would() {
+    let base = model();
+    let base = Gguf::parse(&base).unwrap();
+    let adapter = Adapter::random(&base, &["attn_q.", "attn_output", "ffn_up", "ffn_down"], 4, 0.1, 1);
+    let (lora, merged) =
+        (temporary("lora.gguf", adapter.to_vec()), temporary("merged.gguf", adapter.merged(&base, 0.5)));
+    let tokens = temporary("lora.tokens", "1 2 3 4 5 6 7 8 9 10 11 12");
+    let half = format!("{lora}=0.5");
+    let logits = |args: &[&str]| {
+        let args = with(&["logits", "--tokens", &tokens, "--out", "-", "--kv", "f32"], args);
+        let bytes = shohin(&args).output().unwrap().stdout;
+        bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect::<Vec<f32>>()
+    };
+    let apart = |a: &[f32], b: &[f32]| {
+        assert!(a.len() == b.len() && a.len() > 12_000);
+        a.iter().zip(b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()))
+    };
+    let want = logits(&["-m", &merged, "--act", "f32"]);
+    let (plain, adapted) = (logits(&["--act", "f32"]), logits(&["--act", "f32", "--lora", &half]));
+    let (effect, error) = (apart(&plain, &want), apart(&adapted, &want));
+    assert!(effect > 0.5 && error < 1e-4 * effect, "{effect} {error}");
+    // Twice a half is the whole, and nothing is the model itself, to the last bit.
+    let whole = logits(&["--act", "f32", "--lora", &lora]);
+    assert!(apart(&logits(&["--act", "f32", "--lora", &half, "--lora", &half]), &whole) < 1e-4 * effect);
+    assert!(apart(&whole, &adapted) > 0.1);
+    assert!(logits(&["--lora", &format!("{lora}=0")]) == logits(&[]));
+
+    let ask = with(&["run", "What does a cow say?", "-n", "16"], &EXACT);
+    let reply = ok(&with(&ask, &["--lora", &half]));
+    assert_eq!(reply, ok(&with(&ask, &["-m", &merged])));
+    assert_ne!(reply, ok(&ask));
+
+    let shown = json(&["inspect", "--json", "--lora", &half]);
+    assert_eq!(shown["adapters"], to_json!([{ "file": lora, "scale": 0.5 }]));
+    assert!(shown["memory"]["weights"].as_u64() > json(&["inspect", "--json"])["memory"]["weights"].as_u64());
+    assert!(ok(&["inspect", "--lora", &half]).contains(&format!("{lora} at 0.5")));
+    let text = ok(&["inspect", "-m", &lora, "--tensors"]);
+    for part in ["Adapter\n", "LoRA; --lora applies it", "blk.0.attn_q.weight.lora_a", "rank", "qwen3"] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let shown = json(&["inspect", "-m", &lora, "--json"]);
+    assert_eq!(shown["adapter"]["matrices"].as_array().unwrap().len(), adapter.pairs.len());
+    assert_eq!(shown["adapter"]["matrices"][0], to_json!({ "matrix": "blk.0.attn_output.weight", "rank": 4 }));
+
+    assert!(
+        fails(&["run", "x", "-m", &lora])
+            .contains("expected a model, to which adapters are applied (--lora)")
+    );
+    assert!(fails(&["run", "x", "--lora", &tokens]).contains("begins with"));
+    assert!(refused(&["run", "x", "--lora", &format!("{lora}=many")]).contains("finite number"));
+    assert!(refused(&["tokenize", "x", "--lora", &lora]).contains("--lora has no use in `shohin tokenize`"));
+    assert!(fails(&with(&ask, &["--lora", &lora, "--device", "cuda"])).contains("with an adapter"));
+}
+
+/// PEFT's folder is read where it is, or converted first.
+#[test]
+fn an_adapter_of_peft_runs_from_folder_to_reply() {
+    let hf = |name: &str| format!("{}/../tests/fixtures/hf/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (base, folder, out) = (hf("llama"), hf("llama-lora"), temporary("peft.gguf", ""));
+    let convert = ["convert", &folder, "--out", &out, "--force"];
+    let found = misuse(&convert);
+    assert!(found.contains("is an adapter, expected --base with the model that it is for"), "{found}");
+    ok(&with(&convert, &["--base", &base]));
+    assert!(ok(&["inspect", "-m", &out]).contains("14 matrices"));
+    let ask = with(&["run", "--raw", "the hen", "-n", "8", "-m", &base], &EXACT);
+    let reply = ok(&with(&ask, &["--lora", &out]));
+    assert_eq!(reply, ok(&with(&ask, &["--lora", &folder])));
+    assert_ne!(reply, ok(&ask));
+    assert!(refused(&with(&convert, &["--base", &base, "--type", "q8_0"])).contains("cannot be used with"));
 }
 
 /// A mixture of experts from its folder to a reply, also with weights in fewer bits and from a kept repacked form.
