@@ -303,7 +303,6 @@ impl Builder {
     /// # Errors
     /// As [`Builder::load`].
     pub fn load_file(&self, file: &ModelFile) -> Result<Model> {
-        self.check_adapters()?;
         #[cfg(feature = "mpi")]
         if let Some(world) = &self.world {
             return world.lead(|| self.load_with(file, None));
@@ -325,6 +324,7 @@ impl Builder {
         let start = Instant::now();
         #[cfg(feature = "mpi")]
         self.check_ranks()?;
+        self.check_adapters()?;
         let threads = self.thread_count()?;
         let pool = ThreadPool::new(threads).map_err(|source| Error::Threads { count: threads, source })?;
         let gguf = file.gguf(&self.read)?;
@@ -527,8 +527,10 @@ impl Builder {
         };
         match other {
             Some((name, found)) => {
-                let expected =
-                    "none with an adapter (lora): it is applied on the CPU, to whole models in memory";
+                let expected = match name {
+                    "device" => "auto or cpu with an adapter (lora): it is applied on the CPU",
+                    _ => "none with an adapter (lora): it is applied to whole models in memory",
+                };
                 Err(Error::Option { name, found, expected: expected.into() })
             }
             None => Ok(()),
