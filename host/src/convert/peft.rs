@@ -107,10 +107,8 @@ impl<'v> Settings<'v> {
             _ => return Err(wrong("peft_type", root.get("peft_type"), "\"LORA\"")),
         }
         for (key, expected) in REFUSED {
-            let changes = |value: &&Value| {
-                let is_empty = value.as_array().is_some_and(Vec::is_empty);
-                !is_empty && value.to_string() != expected
-            };
+            let same = serde_json::from_str::<Value>(expected).ok();
+            let changes = |value: &&Value| Some(*value) != same.as_ref();
             if let Some(value) = present(root, key).filter(changes) {
                 return Err(wrong(key, Some(value), expected));
             }
