@@ -669,6 +669,10 @@ fn an_adapter_of_peft_runs_from_folder_to_reply() {
     assert!(found.contains("is an adapter, expected --base with the model that it is for"), "{found}");
     ok(&with(&convert, &["--base", &base]));
     assert!(ok(&["inspect", "-m", &out]).contains("14 matrices"));
+    let expected = "expected a model, to which adapters are applied (--lora)";
+    assert!(fails(&["inspect", "-m", &folder]).contains(expected));
+    let quantize = ["quantize", &out, "--type", "q8_0", "--force", "--out", &format!("{out}.q8_0")];
+    assert!(fails(&quantize).contains(expected));
     let ask = with(&["run", "--raw", "the hen", "-n", "8", "-m", &base], &EXACT);
     let reply = ok(&with(&ask, &["--lora", &out]));
     assert_eq!(reply, ok(&with(&ask, &["--lora", &folder])));

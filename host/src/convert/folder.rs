@@ -4,7 +4,7 @@ use super::config::Config;
 use super::json::{self, Json, present};
 use super::onnx::Onnx;
 use super::tensor::{self, Module};
-use super::{ConvertError, is_onnx};
+use super::{ConvertError, is_adapter_folder, is_onnx};
 use crate::error::{Error, Result};
 use crate::map::{Mmap, map as map_file};
 use safetensors::tensor::{Dtype, SafeTensors};
@@ -68,6 +68,11 @@ impl Folder {
             });
         }
         let Some(config) = Json::open(path.join("config.json"), MAX_JSON)? else {
+            if is_adapter_folder(path) {
+                let problem =
+                    "is a folder with an adapter, expected a model, to which adapters are applied (--lora)";
+                return Err(Error::NotAFile { path: path.into(), problem });
+            }
             let problem = "is a folder without config.json, expected a GGUF file or a Hugging Face folder";
             return Err(Error::NotAFile { path: path.into(), problem });
         };

@@ -7,6 +7,7 @@ use super::rules::{TensorRule, choose};
 use super::tensor::{self, Tensor, is_router};
 use super::{ConvertError, ConvertOptions, ConvertedTensor, pooling, tokenizer};
 use crate::error::Result;
+use crate::lora;
 use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, ReadOptions, Value};
 use shohin_core::{Format, ModelConfig, Tokenizer};
 use std::collections::BTreeMap;
@@ -54,6 +55,7 @@ impl<'f> Plan<'f> {
 
     pub(super) fn of_gguf(source: &'f Path, gguf: &Gguf<'f>, options: &ConvertOptions) -> Result<Self> {
         let plan = || {
+            lora::refuse(gguf)?;
             let mut w = GgufWriter::new();
             // The parts of a model become one file.
             let others = |key: &str| ![VERSION, FILE_TYPE].contains(&key) && !key.starts_with("split.");
