@@ -82,8 +82,8 @@ pub(crate) struct ModelArgs {
     /// ALiBi: for models that were trained so, but whose files do not say it; CPU only
     #[arg(long, global = true, value_name = "BIAS", allow_negative_numbers = true, value_parser = |text: &str| number(text, |x| (0.0..=1024.0).contains(&x), "a number from 0 to 1024"))]
     pub(crate) alibi: Option<f32>,
-    /// Apply an adapter (LoRA), a GGUF file or a PEFT folder, at this scale [default: 1]; several add up; CPU only. See
-    /// `shohin convert --help` for PEFT folders
+    /// Apply an adapter (LoRA), a GGUF file or a folder that PEFT has saved, at SCALE, or 1 without one; several add up; CPU
+    /// only
     #[arg(long, global = true, value_name = "FILE[=SCALE]", value_parser = str::parse::<Lora>)]
     pub(crate) lora: Vec<Lora>,
     /// Layout of tensors of type 42 if the file does not say: group size, or codes before scales

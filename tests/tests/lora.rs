@@ -194,9 +194,16 @@ fn what_does_not_fit_is_refused_by_name() {
         says(&file(&ENTRIES, 1.0, &[(&a, [inputs, 3]), (&b, [3, outputs])]), 1.0)
     };
     let of_attention = "which is not supported; expected one of attention or of a feed-forward block, not";
+    // An adapter of an adapter.
+    let factor = file(&ENTRIES, 1.0, &[(&format!("{a}.lora_a"), [256, 2]), (&format!("{a}.lora_b"), [2, 3])]);
+    let first = adapted(&model, &[(&file(&ENTRIES, 1.0, &fitting), 1.0)]).unwrap();
+    let gguf = Gguf::parse(&factor).unwrap();
+    let second = first.adapt(&[(&LoraAdapter::from_gguf(&gguf).unwrap(), 1.0)], |bytes| bytes);
+    let of_model = "which is not supported; expected one of the model";
+    assert_eq!(second.unwrap_err().to_string(), format!("matrix that is adapted is {a:?}, {of_model}"));
     for (name, expected) in [
-        ("blk.9.attn_k.weight", "which is not supported; expected one of the model".into()),
-        ("blk.1.attn_k", "which is not supported; expected one of the model".into()),
+        ("blk.9.attn_k.weight", of_model.into()),
+        ("blk.1.attn_k", of_model.into()),
         ("token_embd.weight", format!("{of_attention} the embedding or the output")),
         ("blk.0.attn_norm.weight", format!("{of_attention} a vector")),
     ] {

@@ -233,6 +233,8 @@ impl Program {
             Err(error!(Unsupported { key, found, expected }))
         };
         let found = self.tensor_ids().find(|id| self.tensor(*id).name == pair.name);
+        // Those of an adapter that was applied before are not the model's.
+        let found = found.filter(|_| ![A, B].iter().any(|suffix| pair.name.ends_with(suffix)));
         let Some(id) = found else { return refused("one of the model") };
         if self.output == id || self.embedding() == Some(id) {
             return refused("one of attention or of a feed-forward block, not the embedding or the output");
