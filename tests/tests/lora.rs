@@ -226,6 +226,8 @@ fn what_does_not_fit_is_refused_by_name() {
     }
     let experts = Model::new(Shape::tiny_experts(), Stored::new(Format::Q1_0), 2).to_vec().unwrap();
     let moe = ENTRIES.map(|(key, value)| (key, if value == "qwen3" { "qwen3moe" } else { value }));
+    let attention = adapted(&experts, &[(&file(&moe, 1.0, &fitting), 1.0)]).unwrap();
+    assert_eq!(attention.program().tensors.last().unwrap().name, b);
     for (name, outputs) in [("blk.0.ffn_gate_inp.weight", 6), ("blk.0.ffn_gate_exps.weight", 6 * 256)] {
         let [a, b] = ["a", "b"].map(|suffix| format!("{name}.lora_{suffix}"));
         let lora = file(&moe, 1.0, &[(&a, [256, 3]), (&b, [3, outputs])]);
