@@ -50,6 +50,21 @@ const load = async (url, options) => say(await Engine.load(url, { threads: 1, ..
 const code = (promise) => promise.then(() => "none", (error) => error.code ?? `${error}`);
 
 describe("a download", () => {
+  test("lets responses end that it has read to the last byte: caches keep no others", async (t) => {
+    // The length is known, and the end comes later, as over HTTP/2.
+    let [ended, cancelled] = [0, 0];
+    t.mock.method(globalThis, "fetch", async () => {
+      const pull = (controller) => {
+        ended++;
+        controller.close();
+      };
+      const body = new ReadableStream({ start: (controller) => controller.enqueue(large), pull, cancel: () => void cancelled++ }, { highWaterMark: 0 });
+      return new Response(body, { headers: { "Content-Length": `${large.length}`, "Accept-Ranges": "none" } });
+    });
+    assert.equal(await load("http://localhost/model.gguf"), TEXT);
+    assert.deepEqual([ended, cancelled], [1, 0]);
+  });
+
   test("uses several connections, and fetches every byte once", () =>
     serving(large, { pace: 1 }, async (url, state) => {
       let last = 0;

@@ -539,6 +539,7 @@ class Download {
   /** Reads a body up to the end of the span; the body of the whole file as long as slices are missing. */
   async #read({ response, at, link }: Body, span: Span): Promise<void> {
     const whole = response.status !== 206;
+    const last = whole ? this.#version.total : span.end;
     const reader = response.body!.getReader();
     try {
       for (;;) {
@@ -564,11 +565,23 @@ class Download {
           piece = piece.subarray(took);
           at += took;
         }
+        // It ends by itself, even if the reader is done with the file before.
+        if (at === last) this.#links.delete(link);
       }
     } finally {
-      end(reader);
       this.#links.delete(link);
+      if (at === last) void this.#complete(link, reader);
+      else end(reader);
     }
+  }
+
+  /**
+   * Lets a body end whose last byte is here. If it were cancelled before its end, the HTTP cache would discard the file, and HTTP/1.1 close
+   * the connection.
+   */
+  async #complete(link: AbortController, reader: ReadableStreamDefaultReader<Uint8Array>): Promise<void> {
+    const { done } = await this.#next(link, reader.read()).catch(() => ({ done: true }));
+    if (!done) end(reader);
   }
 
   /** Extends the span of the connection that receives the whole file, unless others can fetch the rest faster. */
