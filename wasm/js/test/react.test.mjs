@@ -44,10 +44,13 @@ const PAGE = `<!doctype html><link rel="icon" href="data:," /><div id="root"></d
     globalThis.unmount = () => root.render(null);
     const checks = new Set();
     const told = (chat) => ({ ...chat, engine: undefined, error: chat.error && { name: chat.error.name, code: chat.error.code } });
-    /** Waits for a state that satisfies a condition: at every rendering, as some states end within milliseconds. */
+    /**
+     * Waits for a state that satisfies a condition: at every rendering, as some states end within milliseconds. The last one rendered may
+     * be older than what has just been awaited, so a condition names what is new.
+     */
     globalThis.until = (condition) =>
       new Promise((resolve, reject) => {
-        const late = setTimeout(() => reject(new Error(JSON.stringify({ ...told(chat), error: String(chat.error) }))), 30_000);
+        const late = setTimeout(() => reject(new Error(\`\${condition}: \${JSON.stringify({ ...told(chat), error: String(chat.error) })}\`)), 120_000);
         const check = () => {
           if (!condition(chat)) return;
           clearTimeout(late);
@@ -60,7 +63,7 @@ const PAGE = `<!doctype html><link rel="icon" href="data:," /><div id="root"></d
     globalThis.ready = true;
   </script>`;
 
-describe("useChat", { timeout: 60_000 }, () => {
+describe("useChat", () => {
   let project, server, browser, page, failures;
   before(async () => {
     project = await mkdtemp(join(tmpdir(), "shohin-"));
@@ -125,9 +128,9 @@ describe("useChat", { timeout: 60_000 }, () => {
       chat.stop();
       const stopped = await until(({ status }) => status === "ready");
       await chat.send("And then?", { maxTokens: 4, responseFormat: { type: "text" } });
-      const after = await until(({ status }) => status === "ready");
+      const after = await until(({ status, messages }) => status === "ready" && messages.length === 4);
       void chat.send("More.");
-      await until(({ status }) => status === "streaming");
+      await until(({ messages }) => messages.length === 6);
       chat.setMessages([]);
       const cleared = await until(({ status, messages }) => status === "ready" && messages.length === 0);
       await chat.send("Hello!", { maxTokens: 2, responseFormat: { type: "text" } });
@@ -153,7 +156,7 @@ describe("useChat", { timeout: 60_000 }, () => {
       mount(engine, { preset: "greedy", maxTokens: 60, thinking: true, toolChoice: "required", tools: { add: { parameters, run: ({ a }) => a + 3 } } });
       await until(({ status }) => status === "ready");
       await chat.send("2 + 3?");
-      const shown = await until(({ status }) => status === "ready");
+      const shown = await until(({ status, messages }) => status === "ready" && messages.length === 4);
       unmount();
       await engine.dispose();
       return shown;
@@ -176,7 +179,7 @@ describe("useChat", { timeout: 60_000 }, () => {
       change(second, plain);
       const kept = (await until(({ engine, status }) => engine === second && status === "ready")).messages;
       await chat.send("And then?");
-      const after = await until(({ status, messages }) => status === "ready" && messages.length > 2);
+      const after = await until(({ status, messages }) => status === "ready" && messages.length === 4);
       // Of a call whose function has not returned.
       const parameters = { type: "object", properties: { a: { const: 2 } }, required: ["a"] };
       let called;
