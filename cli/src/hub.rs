@@ -4,7 +4,7 @@ use crate::error::{CliError, Result};
 use crate::progress::{ProgressBar, transfer};
 use crate::terminal::{CtrlC, bytes, remark, table};
 use clap::Args;
-use shohin::hub::{Download, Hub, HubModel, PUBLISHED, published_names};
+use shohin::hub::{Download, Hub, HubModel, published, published_names};
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,8 @@ pub(crate) fn list(args: &ListArgs) -> Result {
         let row = |model: &shohin::hub::PublishedModel| {
             vec![model.name.into(), bytes(model.bytes), format!("hf:{}/{}", model.repository, model.file)]
         };
-        table(&mut out, &PUBLISHED.map(|model| row(&model)), &[false, true])?;
+        let rows: Vec<Vec<String>> = published().iter().map(row).collect();
+        table(&mut out, &rows, &[false, true])?;
         return Ok(());
     }
     let hub = Hub::from_env()?;
@@ -112,7 +113,7 @@ pub(crate) fn rm(args: &RmArgs) -> Result {
 /// The file that `--model` names. What it names on the Hub is downloaded unless it is kept.
 pub(crate) fn located(named: &Path) -> Result<PathBuf> {
     let text = named.to_str().unwrap_or_default();
-    let is_published = PUBLISHED.iter().any(|model| model.name.eq_ignore_ascii_case(text));
+    let is_published = published().iter().any(|model| model.name.eq_ignore_ascii_case(text));
     if !(text.starts_with("hf:") || is_published) || named.exists() {
         if is_bare_name(text) && !named.exists() {
             return Err(CliError::new(format_args!(

@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 use shohin::core::cpu::Isa;
-use shohin::hub::{Download, Hub, HubError, HubModel, PUBLISHED};
+use shohin::hub::{Download, Hub, HubError, HubModel, published};
 use shohin::{Error, Model};
 use std::collections::BTreeMap;
 use std::fs;
@@ -366,7 +366,9 @@ fn only_the_file_with_the_given_checksum_is_accepted() {
     is_refused(&hub);
     assert_eq!(hub.find(&named(FILE)), None);
     assert_eq!(fs::read(hub.pull(&right, &mut on).unwrap()).unwrap(), content);
-    for model in PUBLISHED {
+    assert_eq!(published().len(), 6);
+    for model in published() {
+        assert!(model.bytes > 0 && model.sha256.len() == 64);
         let file = named(&format!("hf:{}/{}", model.repository, model.file));
         assert_eq!(named(model.name), file.with_sha256(model.sha256));
     }

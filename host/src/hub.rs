@@ -23,7 +23,7 @@ use std::io::{self, Read, Seek, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::mpsc;
+use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 use ureq::http::{Response, Uri};
@@ -44,33 +44,30 @@ pub struct PublishedModel {
     pub sha256: &'static str,
 }
 
-macro_rules! published {
-    ($($name:literal $repository:literal $file:literal $bytes:literal $sha256:literal;)*) => {
-        /// The models that are known by their names, smallest first.
-        pub const PUBLISHED: [PublishedModel; [$($name),*].len()] = [$(PublishedModel {
-            name: $name, repository: $repository, file: $file, bytes: $bytes, sha256: $sha256,
-        }),*];
-    };
-}
-
-published! {
-    "bonsai-1.7b" "prism-ml/Bonsai-1.7B-gguf" "Bonsai-1.7B-Q1_0.gguf" 248_302_272
-        "3d7c6c90dd98717a203adb22d5eacd2581850e40aa5327e144b97766cae5f7e3";
-    "ternary-bonsai-1.7b" "prism-ml/Ternary-Bonsai-1.7B-gguf" "Ternary-Bonsai-1.7B-Q2_0.gguf" 463_290_464
-        "d97d94eb564590c9f0300e54d3f87bbbb25a78693d0ade9f6e177973dcb8228a";
-    "bonsai-4b" "prism-ml/Bonsai-4B-gguf" "Bonsai-4B-Q1_0.gguf" 572_270_624
-        "4524b3f997f0f06444e568d1f26e2efd69effa3218c7ad3047432fb171e42168";
-    "ternary-bonsai-4b" "prism-ml/Ternary-Bonsai-4B-gguf" "Ternary-Bonsai-4B-Q2_0.gguf" 1_074_969_344
-        "4e0bf8b737b0431552f8c2c97695ab7c0cb214c94bcdeb4f5f267e67ddf28b8b";
-    "bonsai-8b" "prism-ml/Bonsai-8B-gguf" "Bonsai-8B-Q1_0.gguf" 1_158_654_496
-        "284a335aa3fb2ced3b1b01fcb40b08aa783e3b70832767f0dd2e3fdfa134bd54";
-    "ternary-bonsai-8b" "prism-ml/Ternary-Bonsai-8B-gguf" "Ternary-Bonsai-8B-Q2_0.gguf" 2_182_184_672
-        "3c8d70470a5d97e5a2b9410ddd899cb740116591462626c60cb2fead6448f60b";
+/// The models that are known by their names, smallest first.
+pub fn published() -> &'static [PublishedModel] {
+    static MODELS: LazyLock<Vec<PublishedModel>> = LazyLock::new(|| {
+        let rows = Value::parse(include_str!("../../models/published.json")).ok().and_then(Value::elements);
+        let model = |row: Value<'static>| {
+            // Without the quotes; no text has an escape.
+            let text = |name| Some(row.get(name)?.text().trim_matches('"'));
+            Some(PublishedModel {
+                name: text("name")?,
+                repository: text("repository")?,
+                file: text("file")?,
+                bytes: text("bytes")?.parse().ok()?,
+                sha256: text("sha256")?,
+            })
+        };
+        rows.into_iter().flatten().filter_map(model).collect()
+    });
+    &MODELS
 }
 
 /// The names of the published models, smallest first, with commas between them.
 pub fn published_names() -> String {
-    PUBLISHED.map(|model| model.name).join(", ")
+    let names: Vec<&str> = published().iter().map(|model| model.name).collect();
+    names.join(", ")
 }
 
 /// A model on the Hub. Parses from the name of a published model, or from `hf:owner/repository`, with `@revision` if
@@ -145,7 +142,7 @@ impl FromStr for HubModel {
         };
         let Some(rest) = text.strip_prefix("hf:") else {
             let model =
-                PUBLISHED.iter().find(|model| model.name.eq_ignore_ascii_case(text)).ok_or_else(wrong)?;
+                published().iter().find(|model| model.name.eq_ignore_ascii_case(text)).ok_or_else(wrong)?;
             let (repository, revision) = (model.repository.into(), MAIN.into());
             let sha256 = Some(model.sha256.into());
             return Ok(HubModel { repository, revision, file: Some(model.file.into()), sha256 });

@@ -11,8 +11,9 @@ const path = (relative) => new URL(relative, here).pathname;
 for (const optional of ["threads.js", "webgpu.js", "shohin_wasm_relaxed_bg.wasm", "shohin_wasm_threads_relaxed_bg.wasm"]) await rm(path(`../dist/${optional}`), { force: true });
 await mkdir(path("../dist"), { recursive: true });
 const { version } = JSON.parse(await readFile(path("../package.json"), "utf8"));
+const published = JSON.parse(await readFile(path("../../models/published.json"), "utf8")).map(({ layers: _, note: __, ...model }) => model);
 const common = {
-  define: { PACKAGE_VERSION: JSON.stringify(version) },
+  define: { PACKAGE_VERSION: JSON.stringify(version), PUBLISHED_MODELS: JSON.stringify(published) },
   absWorkingDir: path("../"),
   bundle: true,
   format: "esm",

@@ -310,6 +310,7 @@ impl From<ModelConfig> for ModelConfigBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::Value;
     use alloc::string::ToString;
 
     #[test]
@@ -329,14 +330,15 @@ mod tests {
             let config = ModelConfig { vocab_size: 151_936, ..variant.dimensions() };
             assert_eq!(config.num_parameters(), parameters);
         }
-        for (variant, file) in [
-            (ModelVariant::Bonsai1_7B, 248_302_272u64),
-            (ModelVariant::Bonsai4B, 572_270_624),
-            (ModelVariant::Bonsai8B, 1_158_654_496),
-            (ModelVariant::TernaryBonsai1_7B, 463_290_464),
-            (ModelVariant::TernaryBonsai4B, 1_074_969_344),
-            (ModelVariant::TernaryBonsai8B, 2_182_184_672),
-        ] {
+        let models = Value::parse(include_str!("../../../models/published.json")).unwrap();
+        let models = models.elements().unwrap();
+        assert_eq!(models.len(), ModelVariant::KNOWN.len());
+        for model in models {
+            let number = |name| model.get(name).unwrap().as_number().unwrap() as u64;
+            let (name, file) = (model.get("name").unwrap().as_string().unwrap(), number("bytes"));
+            let mut variants = ModelVariant::KNOWN.into_iter();
+            let variant = variants.find(|variant| variant.name().eq_ignore_ascii_case(&name)).unwrap();
+            assert_eq!(number("layers"), variant.spec().unwrap().config.num_layers as u64);
             // Besides its matrices a file holds 5.9 MB of vocabulary and up to 1.5 MB of norms.
             let other = file - variant.spec().unwrap().capabilities.weight_bytes;
             assert!((5_900_000..7_600_000).contains(&other), "{variant:?}: {other}");

@@ -13,16 +13,6 @@ const FILE = await readFile(new URL("../../../models/sprout-nano.gguf", import.m
 /** Of the file that these tests have in place of every model. */
 const sha256 = sum(FILE);
 
-test("the names are those of the command line", async () => {
-  const source = await readFile(new URL("../../../host/src/hub.rs", import.meta.url), "utf8");
-  const [, rows] = /^published! \{\n(.*?)^\}/ms.exec(source);
-  const models = [...rows.matchAll(/"(.*?)" "(.*?)" "(.*?)" ([\d_]+)\s+"(.*?)";/g)];
-  assert.deepEqual(
-    models.map(([, name, repository, file, bytes, sha256]) => ({ name, repository, file, bytes: Number(bytes.replaceAll("_", "")), sha256 })),
-    MODELS,
-  );
-});
-
 describe("a model by name", () => {
   let server, hub;
   const asked = [];

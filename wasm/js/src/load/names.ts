@@ -13,30 +13,8 @@ export interface PublishedModel {
   sha256: string;
 }
 
-const bonsai = (size: string, bytes: number, sha256: string): PublishedModel => ({
-  name: `bonsai-${size.toLowerCase()}`,
-  repository: `prism-ml/Bonsai-${size}-gguf`,
-  file: `Bonsai-${size}-Q1_0.gguf`,
-  bytes,
-  sha256,
-});
-const ternary = (size: string, bytes: number, sha256: string): PublishedModel => ({
-  name: `ternary-bonsai-${size.toLowerCase()}`,
-  repository: `prism-ml/Ternary-Bonsai-${size}-gguf`,
-  file: `Ternary-Bonsai-${size}-Q2_0.gguf`,
-  bytes,
-  sha256,
-});
-
 /** The models that `Engine.load` knows by name, smallest first. */
-export const MODELS: readonly PublishedModel[] = [
-  bonsai("1.7B", 248_302_272, "3d7c6c90dd98717a203adb22d5eacd2581850e40aa5327e144b97766cae5f7e3"),
-  ternary("1.7B", 463_290_464, "d97d94eb564590c9f0300e54d3f87bbbb25a78693d0ade9f6e177973dcb8228a"),
-  bonsai("4B", 572_270_624, "4524b3f997f0f06444e568d1f26e2efd69effa3218c7ad3047432fb171e42168"),
-  ternary("4B", 1_074_969_344, "4e0bf8b737b0431552f8c2c97695ab7c0cb214c94bcdeb4f5f267e67ddf28b8b"),
-  bonsai("8B", 1_158_654_496, "284a335aa3fb2ced3b1b01fcb40b08aa783e3b70832767f0dd2e3fdfa134bd54"),
-  ternary("8B", 2_182_184_672, "3c8d70470a5d97e5a2b9410ddd899cb740116591462626c60cb2fead6448f60b"),
-];
+export const MODELS: readonly PublishedModel[] = PUBLISHED_MODELS;
 
 /** Base address of the hub unless the option `hub` names another. @internal */
 export const hub = { address: "https://huggingface.co" };

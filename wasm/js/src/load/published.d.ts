@@ -1,0 +1,2 @@
+/** The models of `models/published.json`; set by the build. */
+declare const PUBLISHED_MODELS: readonly import("./names.js").PublishedModel[];
