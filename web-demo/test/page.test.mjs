@@ -10,6 +10,7 @@ import { createLogger, createServer } from "vite";
 import { launch, longestTask, serve } from "../../wasm/js/test/chromium.mjs";
 import { split } from "../../wasm/js/test/gguf.mjs";
 import { faults } from "./axe.mjs";
+import { forget } from "./forget.mjs";
 import { soon } from "./soon.mjs";
 
 const MODEL = fileURLToPath(new URL("../../models/sprout.gguf", import.meta.url));
@@ -25,7 +26,7 @@ const RELAXED = readdirSync(new URL("../dist/assets/", import.meta.url)).some((n
 const SIMD = RELAXED ? "relaxed(dot)?" : "simd128";
 
 describe("the page", () => {
-  let browser, server, page, problems;
+  let browser, server, visitors, page, problems;
   let downloads = 0;
   const long = { half: true, ranges: [] };
   // A download that never gets past its first half.
@@ -37,6 +38,7 @@ describe("the page", () => {
 
   before(async () => {
     browser = await launch();
+    visitors = await browser.newContext({ viewport: { width: 1024, height: 768 }, serviceWorkers: "block" });
     server = await serve(new URL("../dist/", import.meta.url), {
       "/slow.gguf": slow,
       "/Ternary-Bonsai-1.7B-Q2_0.gguf": slow,
@@ -65,15 +67,18 @@ describe("the page", () => {
     await server?.close();
   });
 
-  beforeEach(async () => {
-    const context = await browser.newContext({ viewport: { width: 1024, height: 768 } });
+  beforeEach(() => (problems = []));
+  afterEach(() => assert.deepEqual(problems, []));
+
+  /** Opens `page` for a new visitor, in a context that visitors share unless another is given. */
+  async function open(context = visitors) {
+    page = await context.newPage();
+    page.setDefaultTimeout(120_000);
+    await forget(page, server.url);
     // One thread, which is quick enough for the model: several wait for each other where other work keeps the cores busy.
-    await context.addInitScript(() => {
+    await page.addInitScript(() => {
       if (!localStorage.getItem("shohin.settings")) localStorage.setItem("shohin.settings", '{"threads":"1"}');
     });
-    page = await context.newPage();
-    page.setDefaultTimeout(60_000);
-    problems = [];
     page.on("pageerror", (error) => problems.push(String(error)));
     // What the content security policy forbids, and every missing file, end up here.
     page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
@@ -81,11 +86,18 @@ describe("the page", () => {
       if (!request.url().startsWith(server.url) && !/^(blob|data):/.test(request.url())) problems.push(`asks for ${request.url()}`);
     });
     await page.goto(server.url);
-  });
-  afterEach(async () => {
-    await page.context().close();
-    assert.deepEqual(problems, []);
-  });
+  }
+
+  /** A test with a page that is open. */
+  const visit = (name, options, run = options) =>
+    test(name, run === options ? {} : options, async (t) => {
+      await open();
+      try {
+        await run(t);
+      } finally {
+        for (const each of visitors.pages()) await each.close();
+      }
+    });
 
   const ready = () => page.locator("#model[data-state=ready]").waitFor();
   const replies = () => page.locator("#conversation [data-role=assistant]");
@@ -120,7 +132,7 @@ describe("the page", () => {
     await page.click("#close-settings");
   }
 
-  test("answers what is typed, remembers the turns before, and starts anew", async () => {
+  visit("answers what is typed, remembers the turns before, and starts anew", async () => {
     await ready();
     await set({ preset: "greedy" });
     const first = await ask("Hello!");
@@ -141,7 +153,7 @@ describe("the page", () => {
     assert.equal(await ask("Hello!"), first);
   });
 
-  test("takes a message before the model is there", async () => {
+  visit("takes a message before the model is there", async () => {
     assert.notEqual(await ask("Hello!"), "");
   });
 
@@ -163,14 +175,14 @@ describe("the page", () => {
     await context.close();
   });
 
-  test("starts from a suggestion", async () => {
+  visit("starts from a suggestion", async () => {
     await ready();
     await page.click("#suggestions button");
     await lastReply().locator("xpath=self::*[@data-state='done']").waitFor();
     assert.notEqual(await text(lastReply()), "");
   });
 
-  test("streams, and stops when asked", async () => {
+  visit("streams, and stops when asked", async () => {
     await ready();
     await set({ preset: "creative", seed: "1" });
     /**
@@ -227,7 +239,7 @@ describe("the page", () => {
     assert.notEqual(await ask("Hello!"), "");
   });
 
-  test("repeats a reply with the same seed, cuts at the token limit, and remembers its settings", async () => {
+  visit("repeats a reply with the same seed, cuts at the token limit, and remembers its settings", async () => {
     await ready();
     await set({ preset: "creative", seed: "7", "max-tokens": "12" });
     const first = await ask("Tell me a story.");
@@ -242,7 +254,7 @@ describe("the page", () => {
     await soon(async () => assert.equal(await page.locator("#temperature").inputValue(), "1"));
   });
 
-  test("takes no setting that cannot be right, and says what would be", async () => {
+  visit("takes no setting that cannot be right, and says what would be", async () => {
     await ready();
     const stored = () => page.evaluate(() => JSON.parse(localStorage.getItem("shohin.settings")));
     const border = (field) => field.evaluate((field) => getComputedStyle(field).borderTopColor);
@@ -305,7 +317,7 @@ describe("the page", () => {
     assert.notEqual(await ask("Hello!"), "");
   });
 
-  test("says once what the model no longer sees, where that began", async () => {
+  visit("says once what the model no longer sees, where that began", async () => {
     await ready();
     await set({ preset: "greedy", "max-tokens": "16", context: "128" });
     await page.locator("#facts").filter({ hasText: "128 tokens" }).waitFor({ state: "attached" });
@@ -346,7 +358,7 @@ describe("the page", () => {
     assert.deepEqual(await places(), []);
   });
 
-  test("loads the visitor's own file, by picker and by drop", async () => {
+  visit("loads the visitor's own file, by picker and by drop", async () => {
     await ready();
     await ask("Hello!");
     await page.setInputFiles("#file", { name: "mine.gguf", mimeType: "", buffer: await readFile(MODEL) });
@@ -373,7 +385,7 @@ describe("the page", () => {
     assert.notEqual(await ask("Hello!"), "");
   });
 
-  test("chats with SmolLM2, a trained model of another architecture", { skip: SMOLLM2 ? false : "SHOHIN_SMOLLM2 names no file" }, async () => {
+  visit("chats with SmolLM2, a trained model of another architecture", { skip: SMOLLM2 ? false : "SHOHIN_SMOLLM2 names no file" }, async () => {
     await ready();
     await set({ preset: "greedy", "max-tokens": "20" });
     await page.setInputFiles("#file", SMOLLM2);
@@ -381,7 +393,7 @@ describe("the page", () => {
     assert.match(await ask("What is the opposite of hot?"), /^The opposite of hot is cold\./);
   });
 
-  test("loads a model in several files, and says which are wrong", async () => {
+  visit("loads a model in several files, and says which are wrong", async () => {
     await ready();
     const model = await readFile(MODEL);
     const files = split(model, 3).map((buffer, i) => ({ name: `mine-0000${i + 1}-of-00003.gguf`, mimeType: "", buffer }));
@@ -411,7 +423,7 @@ describe("the page", () => {
     assert.notEqual(await ask("Hello!"), "");
   });
 
-  test("says what is wrong with a file, and keeps the model it had", async () => {
+  visit("says what is wrong with a file, and keeps the model it had", async () => {
     await ready();
     for (const [name, buffer, message] of [
       ["broken.gguf", (await readFile(MODEL)).subarray(0, 5000), /^broken\.gguf is incomplete: /],
@@ -427,7 +439,7 @@ describe("the page", () => {
     assert.notEqual(await ask("Hello!"), "");
   });
 
-  test("loads from an address, shows progress, and can be cancelled", async () => {
+  visit("loads from an address, shows progress, and can be cancelled", async () => {
     await ready();
     await loadAddress(`${server.url}slow.gguf`);
     await page.locator("#loading-name").filter({ hasText: "slow.gguf" }).waitFor();
@@ -481,6 +493,8 @@ describe("the page", () => {
   });
 
   test("lists what is kept only where it shows the list", async () => {
+    // With a service worker, for what the page says of it.
+    await open(await browser.newContext());
     // Chromium keeps a page that is left while it lists a directory.
     await page.addInitScript(() => {
       globalThis.lists = 0;
@@ -510,6 +524,7 @@ describe("the page", () => {
     problems = problems.filter((problem) => !/404/.test(problem));
     // Each time the list is opened.
     await soon(async () => assert.equal(await lists(), 2));
+    await page.context().close();
   });
 
   /** Another page, which notes what its engines load, and in which the last of them can be told of a failure. */
@@ -529,7 +544,7 @@ describe("the page", () => {
       };
     });
     const page = await context.newPage();
-    page.setDefaultTimeout(60_000);
+    page.setDefaultTimeout(120_000);
     page.on("pageerror", (error) => problems.push(String(error)));
     return page;
   }
@@ -611,7 +626,7 @@ describe("the page", () => {
     await page.context().close();
   });
 
-  test("never shows what is written as markup", async () => {
+  visit("never shows what is written as markup", async () => {
     await ready();
     await ask("<img src=x onerror=alert(1)> **Hello**");
     await soon(async () => assert.equal(await page.locator("#conversation img").count(), 0));
@@ -621,6 +636,11 @@ describe("the page", () => {
   test("opens and answers without a network after the first visit", async () => {
     const alone = await serve(new URL("../dist/", import.meta.url));
     const port = new URL(alone.url).port;
+    page = await browser.newPage();
+    page.setDefaultTimeout(120_000);
+    page.on("pageerror", (error) => problems.push(String(error)));
+    // Refused connections are reported, and foreseen.
+    page.on("console", (message) => message.type() === "error" && !message.text().includes("ERR_CONNECTION_REFUSED") && problems.push(message.text()));
     await page.goto(alone.url);
     await page.evaluate(() => navigator.serviceWorker.ready);
     await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
@@ -632,15 +652,16 @@ describe("the page", () => {
     const modules = kept.filter((url) => url.endsWith(".wasm"));
     assert.ok(modules.length > 0 && modules.every((url) => url.includes("relaxed") === RELAXED), `${kept}`);
     await alone.close();
-    problems = [];
+    const asked = [];
+    page.on("request", (request) => request.url().includes(`:${port}/`) || asked.push(request.url()));
     await page.reload();
     await ready();
     assert.notEqual(await ask("Hello!"), "");
-    // Refused connections are reported, and foreseen.
-    problems = problems.filter((problem) => !/ERR_CONNECTION_REFUSED/.test(problem) && !problem.includes(`:${port}/`));
+    assert.deepEqual(asked.filter((url) => !/^(blob|data):/.test(url)), []);
+    await page.context().close();
   });
 
-  test("goes on after a reload, and keeps conversations apart", async () => {
+  visit("goes on after a reload, and keeps conversations apart", async () => {
     await ready();
     await set({ preset: "greedy" });
     await ask("Hi! My name is Mira.");
@@ -698,7 +719,7 @@ describe("the page", () => {
     await soon(async () => assert.equal(await page.locator("#welcome").isVisible(), true));
   });
 
-  test("lets a deletion be undone, with the keyboard too", async () => {
+  visit("lets a deletion be undone, with the keyboard too", async () => {
     await page.setViewportSize({ width: 1280, height: 768 });
     await ready();
     await ask("Hello!");
@@ -746,7 +767,7 @@ describe("the page", () => {
     await shows(["Tell me a joke."]);
   });
 
-  test("keeps the KV cache of a deleted conversation for as long as the deletion can be undone", async () => {
+  visit("keeps the KV cache of a deleted conversation for as long as the deletion can be undone", async () => {
     await page.setViewportSize({ width: 1280, height: 768 });
     await ready();
     await set({ preset: "greedy" });
@@ -786,7 +807,7 @@ describe("the page", () => {
     await snapshots(0);
   });
 
-  test("says once that there is no room for choices", async () => {
+  visit("says once that there is no room for choices", async () => {
     await ready();
     await page.evaluate(() => {
       for (let size = 1 << 22; size >= 1; size >>= 1) {
@@ -803,7 +824,7 @@ describe("the page", () => {
     await soon(async () => assert.equal(await page.locator("#alert").isVisible(), false));
   });
 
-  test("keeps a conversation deleted that was still being answered", async () => {
+  visit("keeps a conversation deleted that was still being answered", async () => {
     await page.setViewportSize({ width: 1280, height: 768 });
     await ready();
     await page.evaluate(
@@ -860,7 +881,7 @@ describe("the page", () => {
     await silent.close();
   });
 
-  test("keeps what a reply had come to when the page is closed", async () => {
+  visit("keeps what a reply had come to when the page is closed", async () => {
     await ready();
     await set({ preset: "greedy" });
     await page.evaluate(
@@ -886,7 +907,7 @@ describe("the page", () => {
     assert.notEqual(await ask("Hello!"), "");
   });
 
-  test("lets a message be edited, and answers anew from there", async () => {
+  visit("lets a message be edited, and answers anew from there", async () => {
     await ready();
     await set({ preset: "greedy" });
     const first = await ask("What is the opposite of hot?");
@@ -907,7 +928,7 @@ describe("the page", () => {
     assert.equal(await text(page.locator("#conversation [data-role=user]")), "What is the opposite of big?");
   });
 
-  test("shows Markdown as elements, and nothing of it as markup", async () => {
+  visit("shows Markdown as elements, and nothing of it as markup", async () => {
     const content = [
       "## Heading",
       "**bold** *em* `<b>` [good](https://example.org/) [bad](javascript:alert(1)) ![picture](https://example.org/p.png)",
@@ -943,7 +964,7 @@ describe("the page", () => {
     await soon(async () => assert.equal(await reply.getByText("Hm, <i>what</i>?").isVisible(), true));
   });
 
-  test("goes on with a download that was cancelled, and gets a damaged one again", async () => {
+  visit("goes on with a download that was cancelled, and gets a damaged one again", async () => {
     await ready();
     await loadAddress(`${server.url}long.gguf`);
     await page.waitForFunction(() => document.querySelector("#loading-bar").value > 0.3);
@@ -976,7 +997,7 @@ describe("the page", () => {
     assert.notEqual(await ask("Hello!"), "");
   });
 
-  test("works where the browser has no room to keep a model", async () => {
+  visit("works where the browser has no room to keep a model", async () => {
     const client = await page.context().newCDPSession(page);
     await ready();
     await client.send("Storage.overrideQuotaForOrigin", { origin: new URL(server.url).origin, quotaSize: 300_000 });
@@ -988,7 +1009,7 @@ describe("the page", () => {
     await soon(async () => assert.equal(await page.locator("#kept li").count(), 0));
   });
 
-  test("computes on as many threads, and holds as long a context, as is set", async () => {
+  visit("computes on as many threads, and holds as long a context, as is set", async () => {
     await ready();
     const facts = () => page.locator("#facts").textContent();
     assert.match(await facts(), new RegExp(`CPU, ${SIMD}, \\d+ threads?.*512 tokens`));
@@ -1315,7 +1336,7 @@ describe("the page", () => {
     await context.close();
   });
 
-  test("has nothing that axe finds fault with", async () => {
+  visit("has nothing that axe finds fault with", async () => {
     await ready();
     const found = [];
     await page.emulateMedia({ colorScheme: "light", reducedMotion: "reduce" });
@@ -1351,7 +1372,7 @@ describe("the page", () => {
     assert.deepEqual(found, []);
   });
 
-  test("can be used with the keyboard alone, and has a name for every control", async () => {
+  visit("can be used with the keyboard alone, and has a name for every control", async () => {
     await ready();
     const nameless = await page.evaluate(() =>
       [...document.querySelectorAll("button, input:not([hidden]), select, textarea")]
@@ -1370,7 +1391,7 @@ describe("the page", () => {
     assert.equal(await page.evaluate(() => document.activeElement.id), "open-settings");
   });
 
-  test("offers all it suggests on a phone, and says what an empty list of conversations is for", async () => {
+  visit("offers all it suggests on a phone, and says what an empty list of conversations is for", async () => {
     await ready();
     await page.setViewportSize({ width: 375, height: 667 });
     const [bar, field] = [await page.locator(".bar").boundingBox(), await page.locator("#composer").boundingBox()];
@@ -1389,7 +1410,7 @@ describe("the page", () => {
     await soon(async () => assert.doesNotMatch(await page.locator("#drawer").innerText(), /No conversations yet/));
   });
 
-  test("shows the whole name of a model on a phone, while it loads and later", async () => {
+  visit("shows the whole name of a model on a phone, while it loads and later", async () => {
     await ready();
     await page.setViewportSize({ width: 360, height: 640 });
     const isWhole = (id) => page.locator(id).evaluate((name) => name.clientWidth > 0 && name.scrollWidth <= name.clientWidth);
@@ -1403,7 +1424,7 @@ describe("the page", () => {
     await ready();
   });
 
-  test("fits a phone, and has a light and a dark face", async () => {
+  visit("fits a phone, and has a light and a dark face", async () => {
     await ready();
     await page.setViewportSize({ width: 360, height: 640 });
     await ask("Tell me a story about a lost kite.");

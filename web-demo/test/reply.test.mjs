@@ -65,7 +65,7 @@ describe("a reply", () => {
 
   /** Opens the page; `content` is a reply that it has kept. */
   async function open(content, { url = server.url, init, ...options } = {}) {
-    context = await browser.newContext({ viewport: { width: 1024, height: 768 }, ...options });
+    context = await browser.newContext({ viewport: { width: 1024, height: 768 }, serviceWorkers: "block", ...options });
     if (init) await context.addInitScript(init);
     const page = await context.newPage();
     [problems, requests] = [[], []];
@@ -180,10 +180,10 @@ describe("a reply", () => {
     assert.equal(await reply.evaluate(() => document.fonts.ready.then(() => document.fonts.check("16px KaTeX_Math"))), true);
   });
 
-  test("fetches what formulas and code need only with the first of them, and shows them offline from then on", { timeout: 30_000 }, async (t) => {
+  test("fetches what formulas and code need only with the first of them, and shows them offline from then on", { timeout: 300_000 }, async (t) => {
     const own = await serve(new URL("../dist/", import.meta.url));
     t.after(() => own.close());
-    const { page, reply } = await open("Plain **words**, `x` and $5.\n\n```\ncode\n```", { url: own.url });
+    const { page, reply } = await open("Plain **words**, `x` and $5.\n\n```\ncode\n```", { url: own.url, serviceWorkers: "allow" });
     const kept = () =>
       page.evaluate(async () => {
         await navigator.serviceWorker.ready;

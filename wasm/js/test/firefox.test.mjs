@@ -7,6 +7,7 @@ import { fileURLToPath } from "node:url";
 import { Engine as NodeEngine } from "shohin";
 import { serve } from "./chromium.mjs";
 import { launch } from "./firefox.mjs";
+import { thorough } from "./thorough.mjs";
 import { watchThreads } from "./threads.mjs";
 
 const DIST = new URL("../../dist/", import.meta.url);
@@ -143,7 +144,7 @@ describe("in Firefox", () => {
     });
   });
 
-  test("refuses invalid arguments by name, aborts, and continues", async () => {
+  test("refuses invalid arguments by name, aborts, and continues", thorough, async () => {
     const seen = await page.evaluate(async () => {
       const { MISTAKES } = await import("/mistakes.mjs");
       const engine = await Engine.load("model.gguf");
@@ -169,7 +170,7 @@ describe("in Firefox", () => {
     assert.ok(seen.early.length > 0 && seen.early.length < seen.text.length && seen.text.startsWith(seen.early), seen.early);
   });
 
-  test("a reply satisfies a schema", async () => {
+  test("a reply satisfies a schema", thorough, async () => {
     const { text, reason } = await page.evaluate(async () => {
       const engine = await Engine.load("model.gguf");
       const schema = { type: "object", properties: { legs: { type: "integer", minimum: 0, maximum: 8 } }, required: ["legs"], additionalProperties: false };
