@@ -15,7 +15,7 @@ describe("the page says that it works offline", () => {
     });
     context = await browser.newContext();
     page = await context.newPage();
-    page.setDefaultTimeout(60_000);
+    page.setDefaultTimeout(120_000);
     await page.goto(server.url);
   });
   after(async () => {

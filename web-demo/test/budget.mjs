@@ -54,7 +54,7 @@ export async function firstVisit(browser, { url, sent }, { viewport = { width: 1
   try {
     await context.addInitScript(observe);
     const page = await context.newPage();
-    page.setDefaultTimeout(60_000);
+    page.setDefaultTimeout(120_000);
     await page.goto(`${url}blank`);
     sent.length = 0;
     const session = await context.newCDPSession(page);

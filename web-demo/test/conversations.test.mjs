@@ -23,7 +23,7 @@ describe("kept conversations", () => {
   beforeEach(async () => {
     await context?.close();
     context = await browser.newContext({ viewport: { width: 1280, height: 768 }, serviceWorkers: "block" });
-    context.setDefaultTimeout(30_000);
+    context.setDefaultTimeout(120_000);
     problems = [];
     page = await tab();
   });

@@ -44,7 +44,7 @@ async function open(profile, url) {
     child.stderr.resume();
     const browser = await chromium.connectOverCDP(address, { timeout: 60_000 });
     const page = await within(browser.contexts()[0].newPage(), "opening a page");
-    page.setDefaultTimeout(60_000);
+    page.setDefaultTimeout(120_000);
     await within(page.setViewportSize({ width: 1024, height: 768 }), "sizing the page");
     await page.goto(url);
     await page.locator("#model[data-state=ready]").waitFor();

@@ -34,7 +34,7 @@ describe("the offer of a larger model", { timeout: 300_000 }, () => {
     await context.route(BONSAI, (route) => route.fulfill({ status: 302, headers: { location: `${server.url}bonsai.gguf`, "access-control-allow-origin": "*" } }));
     await publish(context, file);
     page = await context.newPage();
-    page.setDefaultTimeout(30_000);
+    page.setDefaultTimeout(120_000);
     page.on("pageerror", (error) => problems.push(String(error)));
     await page.goto(server.url);
     await page.locator("#model[data-state=ready]").waitFor();

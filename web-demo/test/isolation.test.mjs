@@ -32,7 +32,7 @@ describe("the page on a host without headers for isolation", () => {
     });
     const open = async () => {
       const page = await context.newPage();
-      page.setDefaultTimeout(30_000);
+      page.setDefaultTimeout(120_000);
       page.loads = 0;
       // Not the event "load": a reload may come before it.
       page.on("request", (request) => {

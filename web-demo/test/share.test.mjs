@@ -22,7 +22,7 @@ describe("links and sharing", () => {
   beforeEach(async () => {
     await context?.close();
     context = await browser.newContext({ viewport: { width: 1280, height: 768 }, serviceWorkers: "block", permissions: ["clipboard-read", "clipboard-write"] });
-    context.setDefaultTimeout(30_000);
+    context.setDefaultTimeout(120_000);
     await context.addInitScript(() => (localStorage["shohin.settings"] ??= '{"preset":"greedy","maxTokens":24,"threads":"1"}'));
     problems = [];
     asked = [];

@@ -1,8 +1,8 @@
 import { setTimeout as sleep } from "node:timers/promises";
 
-/** Repeats a check of what a page shows until it passes; after ten seconds it throws what the check throws. */
+/** Repeats a check of what a page shows until it passes; after a minute it throws what the check throws. */
 export async function soon(check) {
-  const end = performance.now() + 10_000;
+  const end = performance.now() + 60_000;
   for (;;) {
     try {
       return await check();

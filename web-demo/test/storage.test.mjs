@@ -18,7 +18,7 @@ describe("the page where little is kept", () => {
   /** Opens the page and notes what goes wrong in it. */
   async function open(context, url) {
     const page = context.pages()[0] ?? (await context.newPage());
-    page.setDefaultTimeout(30_000);
+    page.setDefaultTimeout(120_000);
     const problems = [];
     page.on("pageerror", (error) => problems.push(String(error)));
     await page.goto(url);

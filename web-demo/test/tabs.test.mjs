@@ -16,7 +16,7 @@ describe("conversations in two tabs", () => {
   beforeEach(async () => {
     await context?.close();
     context = await browser.newContext({ viewport: { width: 1280, height: 768 }, serviceWorkers: "block" });
-    context.setDefaultTimeout(30_000);
+    context.setDefaultTimeout(120_000);
     await context.addInitScript(() => (localStorage["shohin.settings"] ??= '{"preset":"greedy","maxTokens":16}'));
     problems = [];
     first = await tab();
@@ -138,7 +138,7 @@ describe("conversations in two tabs", () => {
 
   test("of an earlier version of the page are kept", async () => {
     const page = await (await browser.newContext({ viewport: { width: 1280, height: 768 }, serviceWorkers: "block" })).newPage();
-    page.setDefaultTimeout(30_000);
+    page.setDefaultTimeout(120_000);
     await page.goto(`${server.url}favicon.svg`);
     await page.evaluate(async () => {
       const database = await new Promise((resolve) => {

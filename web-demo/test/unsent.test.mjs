@@ -17,7 +17,7 @@ describe("without a reply", () => {
   });
   beforeEach(async () => {
     context = await browser.newContext({ viewport: { width: 1280, height: 768 }, serviceWorkers: "block" });
-    context.setDefaultTimeout(30_000);
+    context.setDefaultTimeout(120_000);
     await context.addInitScript(() => {
       localStorage["shohin.settings"] ??= '{"preset":"greedy","maxTokens":16,"threads":"1"}';
       globalThis.Worker = class extends Worker {

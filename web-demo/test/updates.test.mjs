@@ -56,10 +56,10 @@ describe("the kept copy of the page", () => {
 
   /** A server of the first version, and a page open on it whose copy is complete. */
   async function visit(headers) {
-    const site = { files: first, silent: false, paths: [] };
+    const site = { files: first, silent: false, paths: [], unanswered: [] };
     const server = createServer((request, response) => {
-      if (site.silent) return;
       const path = new URL(request.url, "http://localhost").pathname.replace(/\/$/, "/index.html");
+      if (site.silent) return site.unanswered.push(path);
       site.paths.push(path);
       const content = site.files.get(path);
       response.writeHead(content ? 200 : 404, { ...headers, "Content-Type": TYPES[extname(path)] ?? "application/octet-stream" }).end(content);
@@ -71,7 +71,7 @@ describe("the kept copy of the page", () => {
     visits.push({ site, context });
     const open = async () => {
       const page = await context.newPage();
-      page.setDefaultTimeout(30_000);
+      page.setDefaultTimeout(120_000);
       await page.goto(site.url);
       return page;
     };
@@ -142,7 +142,7 @@ describe("the kept copy of the page", () => {
 
       await page.close();
       let next = await open();
-      for (let i = 0; (await copies(next)).length > 1 && i < 50; i++) {
+      while ((await copies(next)).length > 1) {
         await next.close();
         await new Promise((resolve) => setTimeout(resolve, 100));
         next = await open();
@@ -176,15 +176,15 @@ describe("the kept copy of the page", () => {
   test("is what opens while the server is silent", async () => {
     const { site, page } = await visit({});
     site.silent = true;
-    const start = performance.now();
     await page.reload();
     await ready(page);
-    assert.ok(performance.now() - start < 15_000);
+    // Three seconds are waited for the page, and for nothing that it loads.
+    assert.deepEqual(site.unanswered.filter((path) => path !== "/sw.js"), ["/index.html"]);
     assert.notEqual(await hear(page), "");
     // And the server is asked again once it answers.
     site.silent = false;
     site.files = second;
-    for (let i = 0; (await versionOf(page)) === 1 && i < 20; i++) {
+    while ((await versionOf(page)) === 1) {
       await new Promise((resolve) => setTimeout(resolve, 500));
       await page.reload();
       await ready(page);
@@ -211,7 +211,7 @@ describe("the kept copy of the page", () => {
     assert.deepEqual([...new Set(modules(plain.site.paths))], ["single"]);
   });
 
-  test("has what formulas need once a reply had one, in the next version too", { timeout: 30_000 }, async () => {
+  test("has what formulas need once a reply had one, in the next version too", { timeout: 300_000 }, async () => {
     const { site, page } = await visit({ ...ISOLATED, "Cache-Control": "max-age=600" });
     const extras = async () => (await copies(page)).map((paths) => paths.filter((path) => /(formula|highlight)-|KaTeX_/.test(path)).length);
     assert.deepEqual(await extras(), [0]);

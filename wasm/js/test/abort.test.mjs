@@ -128,7 +128,7 @@ function gated(kept) {
   return { kept, after: () => open() };
 }
 
-describe("an aborted download leaves nothing behind", { timeout: 60_000 }, () => {
+describe("an aborted download leaves nothing behind", { timeout: 300_000 }, () => {
   test("before it starts", () =>
     serving({}, async (url, state) => {
       const { abort, signal, heard } = watched();
@@ -173,7 +173,7 @@ describe("an aborted download leaves nothing behind", { timeout: 60_000 }, () =>
   test("while only the beginning is needed", () => aborted({ pace: 50 }, ({ read }) => read > 100_000, { brief: true }));
 });
 
-describe("no connection is held", { timeout: 60_000 }, () => {
+describe("no connection is held", { timeout: 300_000 }, () => {
   test("by a download that is closed without reading", () =>
     serving({}, async (url, state) => {
       for (const options of [{}, { stallTimeout: Infinity }]) {
@@ -208,7 +208,7 @@ describe("no connection is held", { timeout: 60_000 }, () => {
     }));
 });
 
-test("a download does not wait for a browser to end responses that it does not read", { timeout: 20_000 }, async (t) => {
+test("a download does not wait for a browser to end responses that it does not read", { timeout: 300_000 }, async (t) => {
   for (const { prototype } of [ReadableStream, ReadableStreamDefaultReader]) {
     const { cancel } = prototype;
     t.mock.method(prototype, "cancel", function () {

@@ -27,7 +27,7 @@ const WORKER = `
     postMessage(status ?? (typeof said === "string" ? said : (await listCache()).map(({ url, complete }) => [new URL(url).pathname, complete])));
   };`;
 
-describe("in a browser", { timeout: 120_000 }, () => {
+describe("in a browser", { timeout: 300_000 }, () => {
   let browser, server, page;
   const { state, answer } = origin(large);
   before(async () => {
@@ -50,7 +50,7 @@ describe("in a browser", { timeout: 120_000 }, () => {
   beforeEach(async () => {
     await page?.context().close();
     page = await (await browser.newContext()).newPage();
-    page.setDefaultTimeout(30_000);
+    page.setDefaultTimeout(120_000);
     await page.goto(server.url);
     Object.assign(state, { asked: [], sent: 0, hold: undefined });
   });

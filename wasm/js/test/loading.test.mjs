@@ -109,7 +109,7 @@ describe("a download", () => {
     });
   });
 
-  test("fills the gap of an earlier connection without ranges", { timeout: 120_000 }, () =>
+  test("fills the gap of an earlier connection without ranges", { timeout: 300_000 }, () =>
     serving(huge, { ranges: false, breaks: 1 << 20 }, async (url, state) => {
       // The second connection is answered once the first has broken.
       state.wait = async (n) => {
@@ -274,7 +274,7 @@ describe("a download", () => {
     await serving(gemma, stuck, async (url) => assert.equal(await code(Engine.load(url)), "unsupported"));
   });
 
-  test("of more than the maximum memory is closed", { timeout: 60_000 }, async () => {
+  test("of more than the maximum memory is closed", { timeout: 300_000 }, async () => {
     let closed;
     const server = await serve(DIST, {
       "/model.gguf": (_request, response) => {
@@ -397,7 +397,7 @@ describe("a model in parts", () => {
     }
   });
 
-  test("fails for a missing part while another stalls", { timeout: 60_000 }, async () => {
+  test("fails for a missing part while another stalls", { timeout: 300_000 }, async () => {
     let closed;
     const server = await serve(DIST, {
       [`/${NAMES[0]}`]: (_request, response) => {
@@ -436,7 +436,7 @@ describe("files in a page", () => {
     });
     browser = await launch();
     page = await (await browser.newContext()).newPage();
-    page.setDefaultTimeout(60_000);
+    page.setDefaultTimeout(120_000);
     await page.goto(server.url);
   });
   after(async () => {
@@ -522,7 +522,7 @@ describe("a kept copy", { timeout: 600_000 }, () => {
     });
     browser = await launch();
     page = await (await browser.newContext()).newPage();
-    page.setDefaultTimeout(60_000);
+    page.setDefaultTimeout(120_000);
     await page.goto(server.url);
   });
   after(async () => {
@@ -708,7 +708,7 @@ describe("a kept copy", { timeout: 600_000 }, () => {
     state.hates = false;
   });
 
-  test("is repaired before the position of a connection without ranges", { timeout: 120_000 }, async () => {
+  test("is repaired before the position of a connection without ranges", { timeout: 300_000 }, async () => {
     const { state } = from;
     await clear();
     // Not a limit on both connections together: the system buffers megabytes of the one that is closed, and on a busy

@@ -283,7 +283,7 @@ describe("a loaded model", () => {
       // The running reply holds the queue until it is read on.
       await new Promise((resolve) => setTimeout(resolve, 20));
       abort.abort();
-      assert.equal(await Promise.race([waiting, new Promise((resolve) => setTimeout(resolve, 2000, "waits"))]), "aborted", String(call));
+      assert.equal(await Promise.race([waiting, new Promise((resolve) => setTimeout(resolve, 60_000, "waits").unref())]), "aborted", String(call));
       assert.equal(getEventListeners(abort.signal, "abort").length, 0);
       await assert.rejects(call(AbortSignal.abort()), fails("aborted"));
     }

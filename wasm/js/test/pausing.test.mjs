@@ -89,7 +89,7 @@ describe("a worker and a reader that pauses", () => {
     assert.equal(sent.filter(({ id }) => id === 2).length, AHEAD);
   });
 
-  test("go on as the engine's loop reads, to the end", { timeout: 30_000 }, async () => {
+  test("go on as the engine's loop reads, to the end", { timeout: 300_000 }, async () => {
     let made = 0;
     async function* long() {
       while (made < 3 * AHEAD) yield ++made;

@@ -388,7 +388,7 @@ test("a page has the same interface, over the same engine", async () => {
   const browser = await launch();
   try {
     const page = await browser.newPage();
-    page.setDefaultTimeout(30_000);
+    page.setDefaultTimeout(120_000);
     await page.goto(server.url);
     const seen = await page.evaluate(async () => {
       const [{ createLanguageModel }, { ShohinError }] = [await import("shohin/prompt-api"), await import("shohin")];

@@ -211,7 +211,7 @@ describe("a model with tools", () => {
     const browser = await launch();
     try {
       const page = await browser.newPage();
-      page.setDefaultTimeout(30_000);
+      page.setDefaultTimeout(120_000);
       await page.goto(server.url);
       for (const entry of ["/index.js", "/local.js"]) {
         const seen = await page.evaluate(

@@ -44,7 +44,7 @@ describe("copies in several tabs", () => {
     const context = await browser.newContext();
     [first, second] = [await context.newPage(), await context.newPage()];
     for (const page of [first, second]) {
-      page.setDefaultTimeout(30_000);
+      page.setDefaultTimeout(120_000);
       await page.goto(server.url);
     }
     Object.assign(state, { asked: [], sent: 0, hold: undefined });

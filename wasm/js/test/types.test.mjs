@@ -112,7 +112,7 @@ const ADAPTERS = `
   }
 `;
 
-describe("the types of the packed package", { timeout: 120_000 }, () => {
+describe("the types of the packed package", { timeout: 300_000 }, () => {
   let project;
   before(async () => {
     project = await mkdtemp(join(tmpdir(), "shohin-"));

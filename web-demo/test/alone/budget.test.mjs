@@ -66,7 +66,7 @@ describe("the budget", () => {
     const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
     const context = await browser.newContext({ viewport: PHONE, hasTouch: true });
     const page = await context.newPage();
-    page.setDefaultTimeout(60_000);
+    page.setDefaultTimeout(120_000);
     const problems = [];
     page.on("pageerror", (error) => problems.push(String(error)));
     page.on("console", (message) => ["error", "warning"].includes(message.type()) && problems.push(message.text()));
