@@ -2,88 +2,61 @@
 
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, Write};
-use std::path::Path;
-use std::thread;
 
-use crate::command::Result;
+use crate::command::{Cmd, Result};
 use crate::machine::{Machine, Need, WASM};
 use crate::package;
 
 /// Requirements for building the page.
 pub(crate) const NEEDS: &[Need] = &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules];
 
-/// Flags of the build with shared memory. The standard library is compiled with them, too, so that each thread has its own
+/// Flags of the builds with shared memory. The standard library is compiled with them, too, so that each thread has its own
 /// stack and thread-local variables; rustup has no such build of it.
 const THREADS: &str = "-Ctarget-feature=+simd128,+atomics,+bulk-memory,+mutable-globals \
     -Cllvm-args=-inline-threshold=50 -Clink-arg=--shared-memory -Clink-arg=--import-memory -Clink-arg=--max-memory=4294967296 \
     -Clink-arg=--export=__wasm_init_tls -Clink-arg=--export=__tls_size \
     -Clink-arg=--export=__tls_align -Clink-arg=--export=__tls_base";
 
-/// Flags of the build with relaxed SIMD.
+/// Flags of the other builds on the CPU, as in `wasm/.cargo/config.toml`.
+const SINGLE: &str = "-Ctarget-feature=+simd128 -Cllvm-args=-inline-threshold=50";
+
+/// Flags of tests with relaxed SIMD.
 pub(crate) const RELAXED: &str = "-Ctarget-feature=+simd128,+relaxed-simd -Cllvm-args=-inline-threshold=50";
 
-/// Compiles the single-threaded module and writes it to `wasm/pkg`, then again with relaxed SIMD.
-fn single(machine: &Machine) -> Result<()> {
-    // Each in a directory of its own: modules of one name replace each other, and the next build would make both again.
-    let (plain, relaxed) = (machine.target_of(WASM), machine.target_of(WASM).join("relaxed"));
-    for (package, target, flags) in [("pkg", plain, None), ("pkg-relaxed", relaxed, Some(RELAXED))] {
-        // In wasm/ cargo reads wasm/.cargo/config.toml, which has the flags of the other.
-        let mut build =
-            machine.cargo_for(WASM).dir(machine.root.join("wasm")).env("CARGO_TARGET_DIR", &target);
-        build = build.args("build --release --target").arg(WASM);
-        flags.into_iter().fold(build, |build, flags| build.env("RUSTFLAGS", flags)).run()?;
-        glue(machine, &target, package)?;
-    }
-    Ok(())
-}
-
-/// Compiles the module with threads into `wasm/pkg-threads`, then again with relaxed SIMD.
-fn threads(machine: &Machine) -> Result<()> {
-    let relaxed = format!("{THREADS} -Ctarget-feature=+relaxed-simd");
-    for (package, target, flags) in
-        [("pkg-threads", "threads", THREADS), ("pkg-threads-relaxed", "threads-relaxed", &relaxed)]
-    {
-        let target = machine.target_of(WASM).join(target);
-        let build = machine
-            .cargo_for(WASM)
-            .dir(machine.root.join("wasm"))
-            .args("build --release -Zbuild-std=std,panic_abort --target")
-            .arg(WASM)
-            .env("CARGO_TARGET_DIR", &target)
-            .env("RUSTFLAGS", flags)
-            // The -Z flags and the atomic wait instructions are unstable.
-            .env("RUSTC_BOOTSTRAP", "1");
-        build.run()?;
-        glue(machine, &target, package)?;
-    }
-    Ok(())
-}
-
-/// Writes a module built in `target` and its glue to a directory of `wasm/`.
-fn glue(machine: &Machine, target: &Path, package: &str) -> Result<()> {
+/// Compiles a module into `wasm/PACKAGE`. All share what they can in one directory: what runs on the host, the standard library
+/// with threads, and all crates with the same flags.
+fn module(machine: &Machine, package: &str, flags: &str, more: impl FnOnce(Cmd) -> Cmd) -> Result<()> {
+    let modules = machine.target_of(WASM).join("modules");
+    let target = modules.join(package);
+    let build = machine.cargo_for(WASM).dir(machine.root.join("wasm")).args("build --release --target");
+    // Else modules of one name replace each other, and the next build would make both again.
+    let build = build.arg(WASM).arg("-Zbuild-dir-new-layout").env("CARGO_TARGET_DIR", &target);
+    let build = build.env("CARGO_BUILD_BUILD_DIR", modules.join("build"));
+    // The -Z flags and the atomic wait instructions are unstable.
+    more(build.env("RUSTFLAGS", flags).env("RUSTC_BOOTSTRAP", "1")).run()?;
     let built = target.join(WASM).join("release/shohin_wasm.wasm");
     let out = machine.root.join("wasm").join(package);
     machine.cmd("shohin-bindgen").arg(built).arg(out).arg("shohin_wasm").run()
 }
 
-/// Compiles the module for WebGPU into `wasm/pkg-webgpu`, optimized for size: the GPU computes.
-fn webgpu(machine: &Machine) -> Result<()> {
-    let target = machine.target_of(WASM).join("webgpu");
-    machine
-        .cargo_for(WASM)
-        .dir(machine.root.join("wasm"))
-        .args("build --release --features gpu --target")
-        .arg(WASM)
-        .env("CARGO_TARGET_DIR", &target)
-        .arg("--config")
-        .arg(format!("profile.release.package.{}.opt-level='z'", package::WASM))
-        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "z")
-        // Instead of those in wasm/.cargo/config.toml: this optimization has a lower limit for inlining.
-        .env("RUSTFLAGS", "-Ctarget-feature=+simd128")
-        // 3 % smaller than with thin optimization; the other modules have little but core to look into.
-        .env("CARGO_PROFILE_RELEASE_LTO", "fat")
-        .run()?;
-    glue(machine, &target, "pkg-webgpu")
+/// With relaxed SIMD in the crates that have kernels of it.
+fn relaxed(build: Cmd) -> Cmd {
+    [package::CORE, package::WASM].iter().fold(build.arg("-Zprofile-rustflags"), |build, package| {
+        let flags = "rustflags=['-Ctarget-feature=+relaxed-simd']";
+        build.arg("--config").arg(format!("profile.release.package.{package}.{flags}"))
+    })
+}
+
+fn with_std(build: Cmd) -> Cmd {
+    build.arg("-Zbuild-std=std,panic_abort")
+}
+
+/// Optimized for size: the GPU computes.
+fn webgpu(build: Cmd) -> Cmd {
+    let small = format!("profile.release.package.{}.opt-level='z'", package::WASM);
+    let build = build.args("--features gpu --config").arg(small);
+    // 3 % smaller than with thin optimization; the other modules have little but core to look into.
+    build.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "z").env("CARGO_PROFILE_RELEASE_LTO", "fat")
 }
 
 /// Builds the npm package, and the page into `web-demo/dist`, once per run of xtask, whichever of its processes needs it first.
@@ -107,19 +80,17 @@ pub(crate) fn build(machine: &mut Machine) -> Result<()> {
 }
 
 fn all(machine: &Machine) -> Result<()> {
-    if machine.absent(Need::StdSource).is_some() {
+    // That for WebGPU without the option of the others: its optimization has a lower limit for inlining.
+    module(machine, "pkg-webgpu", "-Ctarget-feature=+simd128", webgpu)?;
+    module(machine, "pkg", SINGLE, |build| build)?;
+    module(machine, "pkg-relaxed", SINGLE, relaxed)?;
+    if machine.absent(Need::StdSource).is_none() {
+        module(machine, "pkg-threads", THREADS, with_std)?;
+        module(machine, "pkg-threads-relaxed", THREADS, |build| relaxed(with_std(build)))?;
+    } else {
         for package in ["pkg-threads", "pkg-threads-relaxed"] {
             let _ = std::fs::remove_dir_all(machine.root.join("wasm").join(package));
         }
-        single(machine)?;
-        webgpu(machine)?;
-    } else {
-        // The builds are mostly sequential: two at a time keep two cores busy.
-        thread::scope(|scope| {
-            let with_threads = scope.spawn(|| threads(machine));
-            let alone = single(machine).and_then(|()| webgpu(machine));
-            with_threads.join().map_err(|_| "building the module for threads panicked")?.and(alone)
-        })?;
     }
     machine.cmd("npm").args("run --silent build").run()
 }
