@@ -1,6 +1,7 @@
 //! `cargo xtask`: set-up, demo, tests and benchmarks; see `HELP`.
 #![forbid(unsafe_code)]
 
+mod api;
 mod bench;
 mod bochs;
 mod command;
@@ -86,6 +87,8 @@ Commands:
                 does not grow, and the waiting times of a polite client
       --requests N  to the server; default 10000
       --hours N     for this long instead
+  api           list the public items of core and the library in docs/api
+      --check       compare them with the lists instead (suite `doc`)
   miri          run the tests of the thread pool and of core's readers in Miri, with Rust's nightly
       --schedules N schedules of the pool's threads (default 16)
   pictures      make the README's pictures: the chat page answering, and a recording of the terminal
@@ -290,6 +293,16 @@ fn command(args: &[String]) -> Result<bool> {
                 }
             }
             soak::soak(&mut Machine::new()?, &end).map(|()| true)
+        }
+        "api" => {
+            let mut check = false;
+            for arg in args {
+                match arg {
+                    "--check" => check = true,
+                    _ => return unknown(arg),
+                }
+            }
+            api::run(&Machine::new()?, check).map(|()| true)
         }
         "miri" => {
             let mut seeds = String::from("16");

@@ -14,6 +14,7 @@ pub(crate) const TESTS: &str = "shohin-tests";
 pub(crate) const FUZZ: &str = "shohin-fuzz";
 pub(crate) const SCHEDULES: &str = "shohin-schedules";
 pub(crate) const WASM: &str = "shohin-wasm";
+pub(crate) const API: &str = "shohin-api";
 pub(crate) const BINDGEN: &str = "shohin-bindgen";
 
 /// The program that [`CLI`] builds.
