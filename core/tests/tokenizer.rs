@@ -8,14 +8,13 @@ use shohin_core::gguf::GgufWriter;
 use shohin_core::tokenizer::{Decoder, EncodeOptions, Special, TokenKind, Vocabulary};
 use shohin_core::{Gguf, Tokenizer};
 
-/// A file of the shared test data; `None`, with a message, if this machine lacks it.
-fn shared(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data").join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    println!("SKIPPED: no {}", path.display());
-    None
+/// A file of the folder that the environment variable `SHOHIN_DATA` names; `None`, with a message, if it is not set.
+fn more_data(name: &str) -> Option<PathBuf> {
+    let Some(folder) = std::env::var_os("SHOHIN_DATA") else {
+        println!("SKIPPED: SHOHIN_DATA is not set");
+        return None;
+    };
+    Some(Path::new(&folder).join(name))
 }
 
 fn load(file: &[u8]) -> Tokenizer<'_> {
@@ -279,8 +278,8 @@ fn every_token_is_found_again() {
 
 #[test]
 fn qwen3_vectors_of_llama_cpp_and_hugging_face() {
-    let Some(vocab) = shared("vocab/ggml-vocab-qwen2.gguf") else { return };
-    let Some(vectors) = shared("tokenizer/qwen3_vectors.json") else { return };
+    let Some(vocab) = more_data("vocab/ggml-vocab-qwen2.gguf") else { return };
+    let Some(vectors) = more_data("tokenizer/qwen3_vectors.json") else { return };
     let file = fs::read(vocab).unwrap();
     let start = std::time::Instant::now();
     let t = load(&file);
@@ -304,7 +303,7 @@ fn qwen3_vectors_of_llama_cpp_and_hugging_face() {
 
 #[test]
 fn llama_cpp_vocabulary_test() {
-    let Some(vocab) = shared("vocab/ggml-vocab-qwen2.gguf") else { return };
+    let Some(vocab) = more_data("vocab/ggml-vocab-qwen2.gguf") else { return };
     let file = fs::read(&vocab).unwrap();
     let t = load(&file);
     let input = fs::read_to_string(vocab.with_extension("gguf.inp")).unwrap();

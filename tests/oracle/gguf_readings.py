@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes what the `gguf` package (llama.cpp's own, `pip install gguf`) makes of GGUF files.
 
-    python tests/oracle/gguf_readings.py ../shared/data tests/fixtures
+    python tests/oracle/gguf_readings.py FOLDER tests/fixtures
 
 makes `gguf_readings.txt`, one line per key and tensor of every file under the first directory, and
 `gguf_py.gguf`, a file with every kind of value written by that package's writer. tests/tests/gguf.rs compares

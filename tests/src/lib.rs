@@ -27,12 +27,13 @@ pub use random::Random;
 #[global_allocator]
 static METER: meter::Meter = meter::Meter;
 
-/// Data beside the repository, or from `fixtures/`; `None` if it is in neither.
+/// A file of the folder that the environment variable `SHOHIN_DATA` names, or of `fixtures/`; `None` if it is in neither.
 #[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 pub fn data(path: &str) -> Option<Vec<u8>> {
-    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let places = [here.join("../../shared/data").join(path), here.join("fixtures").join(path)];
-    places.iter().find_map(|p| std::fs::read(p).ok())
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+    let mut folders =
+        std::env::var_os("SHOHIN_DATA").map(std::path::PathBuf::from).into_iter().chain([fixtures]);
+    folders.find_map(|folder| std::fs::read(folder.join(path)).ok())
 }
 
 /// The path of SmolLM2-135M-Instruct: the file named by the environment variable `SHOHIN_SMOLLM2`, otherwise

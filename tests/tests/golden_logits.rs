@@ -18,10 +18,9 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 
-/// The full set of golden files, if it is beside the checkout.
-fn shared() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/golden_model");
-    path.is_dir().then_some(path)
+/// The full set of golden files, in the folder that the environment variable `SHOHIN_DATA` names.
+fn all_golden() -> Option<PathBuf> {
+    std::env::var_os("SHOHIN_DATA").map(|folder| Path::new(&folder).join("golden_model"))
 }
 
 fn floats(path: PathBuf) -> Vec<f32> {
@@ -107,8 +106,8 @@ const GOLDEN: [(&str, &str, &str); 7] = [
 
 fn golden_files() -> Vec<(PathBuf, Vec<f32>, Vec<f32>)> {
     let own = fixtures().join("golden_model");
-    let dir = shared().unwrap_or_else(|| {
-        eprintln!("only the committed golden models: the full set is not beside this checkout");
+    let dir = all_golden().unwrap_or_else(|| {
+        eprintln!("only the committed golden models: SHOHIN_DATA is not set");
         own.clone()
     });
     let files = GOLDEN.into_iter().filter(|(model, ..)| dir.join(model).is_file());
