@@ -520,71 +520,14 @@ impl<'t> Compiler<'_, 't> {
             return self.combined(combined, value, nesting);
         }
         let kinds = self.kinds(get("type"), &telling)?;
-        if let Some(values) = get("enum").or(get("const")) {
-            let values = match (get("enum"), get("const")) {
-                (Some(_), Some(both)) => {
-                    return self.unsupported("const", both, "only one of const and enum");
-                }
-                (Some(values), _) => match values.items() {
-                    Some(items) => items,
-                    None => return self.unsupported("enum", values, "an array"),
-                },
-                (None, _) => vec![values],
-            };
-            if let Some((name, value)) =
-                telling.iter().find(|(name, _)| !matches!(*name, "type" | "enum" | "const"))
-            {
-                return self.unsupported(name, *value, "nothing but type beside enum and const");
-            }
-            let right = |v: &&Value<'_>| match v.kind() {
-                Kind::Integer => kinds.contains(&Kind::Integer) || kinds.contains(&Kind::Number),
-                kind => kinds.contains(&kind) || v.is_whole() && kinds.contains(&Kind::Integer),
-            };
-            let texts: Vec<&str> = values.iter().filter(right).map(|v| v.0).collect();
-            if texts.len() > MAX_VALUES {
-                return limit("number of values of an enum", texts.len(), MAX_VALUES);
-            }
-            if let Some(text) = texts.iter().find(|text| Value(text).overflows()) {
-                let keyword = if get("enum").is_some() { "enum" } else { "const" };
-                return self.unsupported(keyword, Value(text), "numbers that a float can hold");
-            }
-            self.builder.keep(texts.iter().map(|text| text.len()))?;
-            if self.builder.nodes.len() as NodeId >= self.builder.spaced {
-                return Ok(self.builder.texts(texts));
-            }
-            let texts: Vec<String> = texts.into_iter().map(without_whitespace).collect();
-            return Ok(self.builder.texts(texts.iter().map(String::as_str)));
+        if get("enum").or(get("const")).is_some() {
+            return self.values(get("enum"), get("const"), &kinds, &telling);
         }
         let mut choices = Vec::new();
         for &kind in &kinds {
             choices.push(match kind {
                 Kind::Object => self.object(&members, nesting)?,
-                Kind::Array => {
-                    let (min, max) = (self.count(&members, "minItems")?, self.count(&members, "maxItems")?);
-                    let mut prefix = Vec::new();
-                    if let Some(schemas) = get("prefixItems") {
-                        let Some(schemas) = schemas.items() else {
-                            return self.unsupported("prefixItems", schemas, "an array of schemas");
-                        };
-                        for (i, schema) in schemas.into_iter().enumerate() {
-                            let name = alloc::format!("{i}");
-                            prefix.push(self.part("prefixItems", Some(&name), schema, nesting)?);
-                        }
-                    }
-                    let items = match get("items") {
-                        Some(items) if items.0.starts_with('[') => {
-                            return self.unsupported(
-                                "items",
-                                items,
-                                "one schema for all items, or prefixItems",
-                            );
-                        }
-                        Some(items) => self.part("items", None, items, nesting)?,
-                        None => self.builder.any(),
-                    };
-                    let max = max.unwrap_or(u32::MAX);
-                    self.builder.add(Node::Array { prefix, items, min: min.unwrap_or(0), max })
-                }
+                Kind::Array => self.array(&members, nesting)?,
                 Kind::String => {
                     let (min, max) = (self.count(&members, "minLength")?, self.count(&members, "maxLength")?);
                     let (min, max) = (min.unwrap_or(0), max.unwrap_or(u32::MAX));
@@ -596,35 +539,7 @@ impl<'t> Compiler<'_, 't> {
                 }
                 // Every integer is a number.
                 Kind::Integer if kinds.contains(&Kind::Number) => continue,
-                Kind::Number | Kind::Integer => {
-                    let mut bounds = Bounds::none(kind == Kind::Integer);
-                    for (name, value) in &telling {
-                        if OF_KIND[3].1.contains(name)
-                            && !matches!(value.kind(), Kind::Integer | Kind::Number)
-                        {
-                            return self.unsupported(name, *value, "a number");
-                        }
-                        match *name {
-                            "multipleOf" => {
-                                if bounds.multiple_of(value.0).is_none() {
-                                    return self.unsupported(name, *value, "a whole number below 2^32");
-                                }
-                                continue;
-                            }
-                            "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum" => {}
-                            _ => continue,
-                        }
-                        let exclusive = name.starts_with("ex");
-                        let narrowed = match name.ends_with("inimum") {
-                            true => bounds.at_least(value.0, exclusive),
-                            false => bounds.at_most(value.0, exclusive),
-                        };
-                        if narrowed.is_none() {
-                            return self.unsupported(name, *value, "a number of at most 15 digits");
-                        }
-                    }
-                    self.builder.add(Node::Number(bounds))
-                }
+                Kind::Number | Kind::Integer => self.number(kind, &telling)?,
                 Kind::Boolean => self.builder.texts(["true", "false"]),
                 Kind::Null => self.builder.texts(["null"]),
             });
@@ -633,6 +548,98 @@ impl<'t> Compiler<'_, 't> {
             [only] => only,
             _ => self.builder.add(Node::Any(choices)),
         })
+    }
+
+    /// The node of `enum` or `const`: those of the values that have one of `kinds`.
+    fn values(
+        &mut self,
+        listed: Option<Value<'t>>,
+        constant: Option<Value<'t>>,
+        kinds: &[Kind],
+        telling: &[(&str, Value<'t>)],
+    ) -> Result<NodeId> {
+        let values = match (listed, constant) {
+            (Some(_), Some(both)) => return self.unsupported("const", both, "only one of const and enum"),
+            (Some(values), None) => match values.items() {
+                Some(items) => items,
+                None => return self.unsupported("enum", values, "an array"),
+            },
+            (None, value) => value.into_iter().collect(),
+        };
+        if let Some((name, value)) =
+            telling.iter().find(|(name, _)| !matches!(*name, "type" | "enum" | "const"))
+        {
+            return self.unsupported(name, *value, "nothing but type beside enum and const");
+        }
+        let right = |v: &&Value<'_>| match v.kind() {
+            Kind::Integer => kinds.contains(&Kind::Integer) || kinds.contains(&Kind::Number),
+            kind => kinds.contains(&kind) || v.is_whole() && kinds.contains(&Kind::Integer),
+        };
+        let texts: Vec<&str> = values.iter().filter(right).map(|v| v.0).collect();
+        if texts.len() > MAX_VALUES {
+            return limit("number of values of an enum", texts.len(), MAX_VALUES);
+        }
+        if let Some(text) = texts.iter().find(|text| Value(text).overflows()) {
+            let keyword = if listed.is_some() { "enum" } else { "const" };
+            return self.unsupported(keyword, Value(text), "numbers that a float can hold");
+        }
+        self.builder.keep(texts.iter().map(|text| text.len()))?;
+        if self.builder.nodes.len() as NodeId >= self.builder.spaced {
+            return Ok(self.builder.texts(texts));
+        }
+        let texts: Vec<String> = texts.into_iter().map(without_whitespace).collect();
+        Ok(self.builder.texts(texts.iter().map(String::as_str)))
+    }
+
+    fn array(&mut self, members: &[(&'t str, Value<'t>)], nesting: usize) -> Result<NodeId> {
+        let (min, max) = (self.count(members, "minItems")?, self.count(members, "maxItems")?);
+        let mut prefix = Vec::new();
+        if let Some(schemas) = Value::get(members, "prefixItems") {
+            let Some(schemas) = schemas.items() else {
+                return self.unsupported("prefixItems", schemas, "an array of schemas");
+            };
+            for (i, schema) in schemas.into_iter().enumerate() {
+                let name = alloc::format!("{i}");
+                prefix.push(self.part("prefixItems", Some(&name), schema, nesting)?);
+            }
+        }
+        let items = match Value::get(members, "items") {
+            Some(items) if items.0.starts_with('[') => {
+                return self.unsupported("items", items, "one schema for all items, or prefixItems");
+            }
+            Some(items) => self.part("items", None, items, nesting)?,
+            None => self.builder.any(),
+        };
+        let (min, max) = (min.unwrap_or(0), max.unwrap_or(u32::MAX));
+        Ok(self.builder.add(Node::Array { prefix, items, min, max }))
+    }
+
+    fn number(&mut self, kind: Kind, telling: &[(&str, Value<'t>)]) -> Result<NodeId> {
+        let mut bounds = Bounds::none(kind == Kind::Integer);
+        for (name, value) in telling {
+            if OF_KIND[3].1.contains(name) && !matches!(value.kind(), Kind::Integer | Kind::Number) {
+                return self.unsupported(name, *value, "a number");
+            }
+            match *name {
+                "multipleOf" => {
+                    if bounds.multiple_of(value.0).is_none() {
+                        return self.unsupported(name, *value, "a whole number below 2^32");
+                    }
+                    continue;
+                }
+                "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum" => {}
+                _ => continue,
+            }
+            let exclusive = name.starts_with("ex");
+            let narrowed = match name.ends_with("inimum") {
+                true => bounds.at_least(value.0, exclusive),
+                false => bounds.at_most(value.0, exclusive),
+            };
+            if narrowed.is_none() {
+                return self.unsupported(name, *value, "a number of at most 15 digits");
+            }
+        }
+        Ok(self.builder.add(Node::Number(bounds)))
     }
 
     /// The types that a schema allows; if it has no `type`, those that its keywords apply to.
