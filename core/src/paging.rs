@@ -40,7 +40,6 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Name, Result};
-use crate::model::ModelBytes;
 
 /// Reads a model file that is not in memory. The file must not change while the model is in use.
 ///
@@ -107,15 +106,10 @@ impl<R: ModelReader> PagedFile<R> {
     pub const fn new(reader: R, window: usize) -> Self {
         PagedFile { reader, window }
     }
-}
 
-impl<R: ModelReader> ModelBytes for PagedFile<R> {
-    fn bytes(&self) -> &[u8] {
-        &[]
-    }
-
-    fn paging(&self) -> Option<Paging<'_>> {
-        Some(Paging { reader: &self.reader, window: self.window })
+    /// How its weights are read.
+    pub(crate) fn paging(&self) -> Paging<'_> {
+        Paging { reader: &self.reader, window: self.window }
     }
 }
 

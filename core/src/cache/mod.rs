@@ -19,6 +19,7 @@ mod paged;
 pub(crate) mod presence;
 mod quantized;
 mod relayout;
+mod shape;
 mod storage;
 #[cfg(not(all(target_has_atomic = "ptr", feature = "serving")))]
 mod unpaged;
@@ -31,7 +32,7 @@ pub(crate) use float8::Float8;
 pub(crate) use paged::{PagePool, Pages};
 pub(crate) use quantized::{Codes, PairCodec, Quantized, SCALE_GROUP, largest, round};
 pub use relayout::{blocks_to_rows, rows_to_blocks};
-pub use storage::KvShape;
+pub use shape::KvShape;
 pub(crate) use storage::{KvStorage, KvView};
 #[cfg(not(all(target_has_atomic = "ptr", feature = "serving")))]
 pub(crate) use unpaged::Pages;

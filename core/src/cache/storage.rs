@@ -5,22 +5,9 @@ use alloc::vec;
 use core::marker::PhantomData;
 use core::ops::Range;
 
-use super::{BLOCK_POSITIONS, CHUNK_POSITIONS, ChunkedPlacement, KvCodec, Pages};
+use super::{BLOCK_POSITIONS, CHUNK_POSITIONS, ChunkedPlacement, KvCodec, KvShape, Pages};
 use crate::arena::{Arena, Planner};
 use crate::error::Result;
-
-/// Shape of a cache: `(layers, kv_heads, capacity, head_dim)` keys, and values of the same shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    /// Transformer layers.
-    pub layers: usize,
-    /// Key-value heads per layer.
-    pub kv_heads: usize,
-    /// Positions that can be held.
-    pub capacity: usize,
-    /// Elements per head.
-    pub head_dim: usize,
-}
 
 /// Keys and values of every layer, stored by `C`. The initial content of the memory is arbitrary.
 #[derive(Debug)]

@@ -16,8 +16,7 @@ use crate::cache::KvShape;
 use crate::device::Activations;
 use crate::error::{Error, Result};
 use crate::model::Program;
-use crate::model::program::{BufferId, Experts, Op};
-use crate::model::split::Exchange;
+use crate::model::program::{BufferId, Exchange, Experts, Op};
 
 /// Most buffers of a program.
 const MAX_BUFFERS: usize = 16;

@@ -15,7 +15,7 @@
 
 use alloc::vec::Vec;
 
-use super::program::tensor_name;
+use super::names::tensor_name;
 use crate::gguf::Header;
 use crate::limits::Limits;
 

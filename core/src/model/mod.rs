@@ -10,6 +10,7 @@ pub mod depths;
 pub mod embedding;
 mod llama;
 pub mod lora;
+mod names;
 pub mod program;
 mod qwen3;
 pub mod registry;

@@ -16,8 +16,8 @@ use super::alibi;
 use super::config::ExpertsConfig;
 use super::config::ModelConfig;
 use super::depths;
+use super::names::tensor_name;
 use super::rope::{Rope, RopeScaling};
-use super::split::Exchange;
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
 
@@ -250,6 +250,46 @@ pub enum Op {
     Exchange(Exchange),
 }
 
+/// An operation that talks to other ranks, see [`Collective`](crate::collective::Collective).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// `to (rows, cols) = ` the ranks' `x (rows, cols / ranks)`, side by side.
+    Gather {
+        /// `(rows, cols / ranks)`
+        x: BufferId,
+        /// `(rows, cols)`
+        to: BufferId,
+    },
+    /// `to += ` the same.
+    GatherAdd {
+        /// `(rows, cols / ranks)`
+        x: BufferId,
+        /// `(rows, cols)`
+        to: BufferId,
+    },
+    /// `to += ` the sum of the ranks' `x`.
+    ReduceAdd {
+        /// `(rows, cols)`, replaced by the sum.
+        x: BufferId,
+        /// `(rows, cols)`
+        to: BufferId,
+    },
+    /// Sends `x` to a rank.
+    Send {
+        /// `(rows, cols)`
+        x: BufferId,
+        /// The rank.
+        rank: usize,
+    },
+    /// Receives `x` from a rank.
+    Receive {
+        /// `(rows, cols)`
+        x: BufferId,
+        /// The rank.
+        rank: usize,
+    },
+}
+
 /// Shape of the attention heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
@@ -469,21 +509,6 @@ impl Op {
         }
         ids
     }
-}
-
-/// The tensor `name` of a block, or of none, in the file. Formatted by hand: firmware has no other use for `format!`.
-pub(super) fn tensor_name(layer: Option<usize>, name: &str) -> String {
-    let Some(layer) = layer else { return [name, ".weight"].concat() };
-    let mut digits = String::new();
-    let mut unit = 1;
-    while layer / unit >= 10 {
-        unit *= 10;
-    }
-    while unit > 0 {
-        digits.push(char::from(b'0' + (layer / unit % 10) as u8));
-        unit /= 10;
-    }
-    ["blk.", &digits, ".", name, ".weight"].concat()
 }
 
 /// Builds a [`Program`], operation by operation. Tensor names are those of GGUF files without `blk.N.` and

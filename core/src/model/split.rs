@@ -20,7 +20,7 @@ use core::str::FromStr;
 
 use heapless::Vec as ArrayVec;
 
-use super::program::{BufferId, BufferSpec, Op, Program, QkNorm, TensorId, TensorSpec};
+use super::program::{BufferId, BufferSpec, Exchange, Op, Program, QkNorm, TensorId, TensorSpec};
 use crate::error::{Error, Name, Result};
 
 /// Most ranks of a group.
@@ -71,46 +71,6 @@ impl FromStr for Split {
             _ => Err(expected),
         }
     }
-}
-
-/// An operation that talks to other ranks, see [`Collective`](crate::collective::Collective).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exchange {
-    /// `to (rows, cols) = ` the ranks' `x (rows, cols / ranks)`, side by side.
-    Gather {
-        /// `(rows, cols / ranks)`
-        x: BufferId,
-        /// `(rows, cols)`
-        to: BufferId,
-    },
-    /// `to += ` the same.
-    GatherAdd {
-        /// `(rows, cols / ranks)`
-        x: BufferId,
-        /// `(rows, cols)`
-        to: BufferId,
-    },
-    /// `to += ` the sum of the ranks' `x`.
-    ReduceAdd {
-        /// `(rows, cols)`, replaced by the sum.
-        x: BufferId,
-        /// `(rows, cols)`
-        to: BufferId,
-    },
-    /// Sends `x` to a rank.
-    Send {
-        /// `(rows, cols)`
-        x: BufferId,
-        /// The rank.
-        rank: usize,
-    },
-    /// Receives `x` from a rank.
-    Receive {
-        /// `(rows, cols)`
-        x: BufferId,
-        /// The rank.
-        rank: usize,
-    },
 }
 
 /// The part of a tensor of the file that a rank has.

@@ -8,7 +8,7 @@ use core::ops::Range;
 use super::program::{Program, TensorId};
 use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Header};
-use crate::paging::{Paging, read};
+use crate::paging::{ModelReader, PagedFile, Paging, read};
 use crate::quant::{Format, Matrix};
 use crate::sync::Arc;
 
@@ -48,6 +48,16 @@ impl ModelBytes for Vec<u8> {
 impl ModelBytes for Arc<[u8]> {
     fn bytes(&self) -> &[u8] {
         self
+    }
+}
+
+impl<R: ModelReader> ModelBytes for PagedFile<R> {
+    fn bytes(&self) -> &[u8] {
+        &[]
+    }
+
+    fn paging(&self) -> Option<Paging<'_>> {
+        Some(self.paging())
     }
 }
 

@@ -5,6 +5,7 @@ mod flash;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod nibbles;
+mod pairs;
 mod quantized;
 
 pub(crate) use causal::{CausalAttention, scratch_len};

@@ -17,7 +17,7 @@ use core::arch::x86_64::*;
 use core::hint::black_box;
 
 use super::flash::{SCRATCH, TILE, prefetch};
-use super::quantized::{LEAST, LoadPairs};
+use super::pairs::{LEAST, LoadPairs};
 use crate::cache::{BLOCK_POSITIONS, Codes, SCALE_GROUP};
 use crate::cpu::isa::{Isa, Kind};
 use crate::cpu::simd::Avx512;

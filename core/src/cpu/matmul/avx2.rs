@@ -8,15 +8,13 @@ use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
 use super::args::{Kernel, MatmulArgs};
-use super::avx2_runs::Runs;
 use super::row_kernel::{RowKernel, rows};
-use super::run_kernel;
 use crate::cpu::activations::Q8Block;
 use crate::cpu::op::finish_float;
 use crate::cpu::parallel::OutputRows;
 use crate::quant::Format;
 
-/// The kernel for int8 activations.
+/// The kernel for int8 activations; none for formats with at most 32 weights per scale.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
     Some(match format {
         Format::Q1_0 => integer_rows::<Q1_0>,
@@ -26,7 +24,7 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq1_0 => integer_rows::<Tq1_0>,
         Format::Ptq1_0 => integer_rows::<Ptq1_0>,
         Format::Q2_0 => integer_rows::<Q2_0>,
-        _ => return run_kernel::of::<Runs>(format),
+        _ => return None,
     })
 }
 

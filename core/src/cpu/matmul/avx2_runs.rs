@@ -10,12 +10,19 @@
 use core::arch::x86_64::*;
 
 use super::args::{Kernel, MatmulArgs};
-use super::avx2::{both16, prefetch_lines};
+use super::avx2::{self, both16, prefetch_lines};
 use super::run_format::RunFormat;
-use super::run_kernel::{self, Rows, RunIsa, RunKernels};
+use super::run_isa::{Rows, RunIsa};
+use super::run_kernel::{self, RunKernels};
 use crate::cpu::parallel::OutputRows;
+use crate::quant::Format;
 
-pub(super) struct Runs;
+/// The kernel for int8 activations and row-major weights.
+pub(super) fn integer(format: Format) -> Option<Kernel> {
+    run_kernel::of::<Runs>(format).or_else(|| avx2::integer(format))
+}
+
+struct Runs;
 
 /// 16 bytes of each row.
 #[inline(always)]

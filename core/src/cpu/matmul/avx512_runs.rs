@@ -11,7 +11,8 @@ use core::arch::x86_64::*;
 use super::args::{Kernel, MatmulArgs};
 use super::avx2::{self, prefetch_lines};
 use super::run_format::RunFormat;
-use super::run_kernel::{self, Rows, RunIsa, RunKernels};
+use super::run_isa::{Rows, RunIsa};
+use super::run_kernel::{self, RunKernels};
 use crate::cpu::parallel::OutputRows;
 use crate::quant::Format;
 
@@ -21,7 +22,7 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
     run_kernel::of::<Runs>(format).or_else(|| avx2::integer(format))
 }
 
-pub(super) struct Runs;
+struct Runs;
 
 /// 16 bytes of each row.
 #[inline(always)]

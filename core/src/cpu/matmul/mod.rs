@@ -59,6 +59,8 @@ mod row_kernel;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod run_format;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
+mod run_isa;
+#[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod run_kernel;
 mod scalar;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -122,7 +124,9 @@ fn table(kind: Kind) -> Table {
         if cfg!(feature = "portable-kernels") { kind } else { const { Kind::ALL[Kind::ALL.len() - 1] } };
     match kind {
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 => Table { float: avx2::float, integer: avx2::integer, repacked: avx2_panel::repacked },
+        Kind::Avx2 => {
+            Table { float: avx2::float, integer: avx2_runs::integer, repacked: avx2_panel::repacked }
+        }
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni => {
             Table { float: avx512::float, integer: avx512_runs::integer, repacked: avx512_panel::repacked }
@@ -137,19 +141,21 @@ fn table(kind: Kind) -> Table {
         }
         #[cfg(target_arch = "aarch64")]
         // Plain loops over floats are vectorized by the compiler here.
-        Kind::Neon => Table { float: |_| None, integer: neon::integer, repacked: neon_panel::repacked },
+        Kind::Neon => Table { float: |_| None, integer: neon_runs::integer, repacked: neon_panel::repacked },
         #[cfg(target_arch = "aarch64")]
-        Kind::NeonDot => {
-            Table { float: |_| None, integer: neon::integer_dotprod, repacked: neon_panel::repacked_dotprod }
-        }
+        Kind::NeonDot => Table {
+            float: |_| None,
+            integer: neon_runs::integer_dotprod,
+            repacked: neon_panel::repacked_dotprod,
+        },
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         // Plain loops over floats are vectorized by the compiler here.
         Kind::Simd128 => {
-            Table { float: |_| None, integer: simd128::integer, repacked: simd128_lut::repacked }
+            Table { float: |_| None, integer: simd128_runs::integer, repacked: simd128_lut::repacked }
         }
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
         Kind::RelaxedDot => {
-            Table { float: |_| None, integer: simd128::integer, repacked: relaxed_panel::repacked }
+            Table { float: |_| None, integer: simd128_runs::integer, repacked: relaxed_panel::repacked }
         }
         #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
         Kind::Tables => Table { float: |_| None, integer: byte_tables::integer, repacked: |_, _| None },

@@ -9,14 +9,12 @@ use core::arch::aarch64::*;
 use core::marker::PhantomData;
 
 use super::args::{Kernel, MatmulArgs};
-use super::neon_runs::Runs;
 use super::row_kernel::{RowKernel, rows};
-use super::run_kernel;
 use crate::cpu::activations::Q8Block;
 use crate::cpu::parallel::OutputRows;
 use crate::quant::{Format, f16_at};
 
-/// The kernel for int8 activations.
+/// The kernel for int8 activations; none for formats with at most 32 weights per scale.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
     Some(match format {
         Format::Q1_0 => plain::<Q1_0>,
@@ -26,11 +24,11 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => plain::<Tq2_0>,
         Format::Tq1_0 => plain::<Tq1_0>,
         Format::Ptq1_0 => plain::<Ptq1_0>,
-        _ => return run_kernel::of::<Runs<false>>(format),
+        _ => return None,
     })
 }
 
-/// The kernel for int8 activations with `sdot`.
+/// The same with `sdot`.
 pub(super) fn integer_dotprod(format: Format) -> Option<Kernel> {
     Some(match format {
         Format::Q1_0 => dotprod::<Q1_0>,
@@ -40,7 +38,7 @@ pub(super) fn integer_dotprod(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => dotprod::<Tq2_0>,
         Format::Tq1_0 => dotprod::<Tq1_0>,
         Format::Ptq1_0 => dotprod::<Ptq1_0>,
-        _ => return run_kernel::of::<Runs<true>>(format),
+        _ => return None,
     })
 }
 

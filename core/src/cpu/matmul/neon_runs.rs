@@ -9,16 +9,28 @@
 use core::arch::aarch64::*;
 
 use super::args::{Kernel, MatmulArgs};
-use super::neon::{TOKENS, fours};
+use super::neon::{self, TOKENS, fours};
 use super::run_format::RunFormat;
-use super::run_kernel::{self, Rows, RunIsa, RunKernels};
+use super::run_isa::{Rows, RunIsa};
+use super::run_kernel::{self, RunKernels};
 use crate::cpu::parallel::OutputRows;
+use crate::quant::Format;
+
+/// The kernel for int8 activations and row-major weights.
+pub(super) fn integer(format: Format) -> Option<Kernel> {
+    run_kernel::of::<Runs<false>>(format).or_else(|| neon::integer(format))
+}
+
+/// The same with `sdot`.
+pub(super) fn integer_dotprod(format: Format) -> Option<Kernel> {
+    run_kernel::of::<Runs<true>>(format).or_else(|| neon::integer_dotprod(format))
+}
 
 /// Rows of a tile.
 const ROWS: usize = 4;
 
 /// With `sdot` if `DOT` is set.
-pub(super) struct Runs<const DOT: bool>;
+struct Runs<const DOT: bool>;
 
 /// `f` of each of 16 bytes of each row.
 macro_rules! each {

@@ -4,7 +4,7 @@
 
 use core::mem::MaybeUninit;
 
-use super::run_kernel::{EachRun, Rows, RunIsa};
+use super::run_isa::{EachRun, Rows, RunIsa};
 use crate::quant::{self, Block, Format, MAX_BLOCK};
 
 /// Most groups per block.

@@ -10,13 +10,11 @@ use core::arch::wasm32::*;
 
 use super::args::{Kernel, MatmulArgs};
 use super::row_kernel::{RowKernel, rows};
-use super::run_kernel;
-use super::simd128_runs::Runs;
 use crate::cpu::activations::Q8Block;
 use crate::cpu::parallel::OutputRows;
 use crate::quant::{Format, f16_at};
 
-/// The kernel for int8 activations.
+/// The kernel for int8 activations; none for formats with at most 32 weights per scale.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
     Some(match format {
         Format::Q1_0 => |args, out| kernel::<Bits>(args, out),
@@ -26,7 +24,7 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => |args, out| kernel::<PanelKernel<Tq2_0>>(args, out),
         Format::Tq1_0 => |args, out| kernel::<PanelKernel<Tq1_0>>(args, out),
         Format::Ptq1_0 => |args, out| kernel::<PanelKernel<Ptq1_0>>(args, out),
-        _ => return run_kernel::of::<Runs>(format),
+        _ => return None,
     })
 }
 

@@ -6,14 +6,21 @@ use core::arch::wasm32::*;
 
 use super::args::{Kernel, MatmulArgs};
 use super::run_format::RunFormat;
-use super::run_kernel::{self, Rows, RunIsa, RunKernels};
-use super::simd128::{load, signed_words};
+use super::run_isa::{Rows, RunIsa};
+use super::run_kernel::{self, RunKernels};
+use super::simd128::{self, load, signed_words};
 use crate::cpu::parallel::OutputRows;
+use crate::quant::Format;
+
+/// The kernel for int8 activations and row-major weights.
+pub(super) fn integer(format: Format) -> Option<Kernel> {
+    run_kernel::of::<Runs>(format).or_else(|| simd128::integer(format))
+}
 
 /// Rows of a tile.
 const ROWS: usize = 4;
 
-pub(super) struct Runs;
+struct Runs;
 
 /// The sums of four lanes each.
 #[inline(always)]
