@@ -6,11 +6,13 @@ use alloc::vec::Vec;
 use core::future::Future;
 
 use super::cache::{self, CpuCache};
-use super::forward::Forward;
+use super::context::Context;
+use super::forward;
 use super::matmul::Lookups;
+use super::op::readout::read_out;
 use super::op::shift::Shift;
 use super::options::{CpuOptions, MemoryPlan};
-use super::scratch::{Scratch, ScratchPlan};
+use super::scratch::{CurrentRows, Scratch, ScratchPlan};
 use super::simd::dispatch;
 use super::weights::CpuWeights;
 use crate::arena::{Arena, Planner};
@@ -287,17 +289,17 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         }
         let mut scratch = self.plan.take(&mut Arena::new(self.memory.bytes()))?;
         let collective = self.collective.as_deref();
-        let forward =
-            Forward { weights: &*self.weights, isa: self.options.isa, pool: &*self.pool, collective };
+        let context =
+            Context { weights: &*self.weights, isa: self.options.isa, pool: &*self.pool, collective };
         let mut finish = |rows: Rows<'_>, caches: &mut [&mut CpuCache<'m>], scratch: &mut Scratch<'_>| {
-            forward.tail(&rows, caches, scratch)?;
-            forward.read_out(&rows, scratch, sink, &mut self.last)
+            forward::tail(&context, &rows, caches, scratch)?;
+            read_out(&context, &rows, scratch, sink, &mut self.last)
         };
         // All stages of a pipeline are busy: as many parts are on their way as there are stages.
         let most = self.weights.program().stages;
         let (mut unfinished, mut begun) = (Rows::parts(batch, self.options.batch), 0);
         for rows in Rows::parts(batch, self.options.batch) {
-            forward.body(&rows, caches, &mut scratch)?;
+            forward::body(&context, &rows, caches, &mut scratch)?;
             begun += 1;
             if begun == most
                 && let Some(rows) = unfinished.next()
@@ -373,7 +375,8 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         let (program, isa) = (self.weights.model().program(), self.options.isa);
         let (pairing, d) = (program.pairing, program.heads.dim);
         // A batch has at least one row of each.
-        let Scratch { cos, sin, key, .. } = self.plan.take(&mut Arena::new(self.memory.bytes()))?;
+        let Scratch { current: CurrentRows { cos, sin, .. }, key, .. } =
+            self.plan.take(&mut Arena::new(self.memory.bytes()))?;
         let (cos, sin) = (&mut cos[..d / 2], &mut sin[..d / 2]);
         program.rope.angles_back(drop, cos, sin);
         let (cos, sin) = (&*cos, &*sin);

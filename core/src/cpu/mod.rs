@@ -13,6 +13,7 @@ pub mod activation_lut;
 pub mod activations;
 mod attention;
 mod cache;
+mod context;
 pub mod cross_attention;
 mod device;
 pub mod expand;

@@ -16,7 +16,7 @@ use crate::cache::KvShape;
 use crate::device::Activations;
 use crate::error::{Error, Result};
 use crate::model::Program;
-use crate::model::program::{BufferId, Exchange, Experts, Op};
+use crate::model::program::{BufferId, Exchange, Experts, MAX_OUTPUTS, Op};
 
 /// Most buffers of a program.
 const MAX_BUFFERS: usize = 16;
@@ -147,37 +147,72 @@ impl ScratchPlan {
         }
         Ok(Scratch {
             logits,
-            buffers,
+            buffers: Buffers(buffers),
             delta: arena.take(self.delta)?,
             up: arena.take(self.up)?,
-            cos: arena.take(self.angles)?,
-            sin: arena.take(self.angles)?,
-            gates: arena.take(self.gates)?,
-            taking_part: None,
-            routed_cos: arena.take(self.routed_angles)?,
-            routed_sin: arena.take(self.routed_angles)?,
+            current: CurrentRows {
+                cos: arena.take(self.angles)?,
+                sin: arena.take(self.angles)?,
+                gates: arena.take(self.gates)?,
+                taking_part: None,
+                routed_cos: arena.take(self.routed_angles)?,
+                routed_sin: arena.take(self.routed_angles)?,
+            },
             key: arena.take(self.key)?,
             attention: arena.take(self.attention)?,
             gathered: arena.take(self.gathered)?,
-            q8: arena.take(self.q8)?,
-            lookups: self.lookups,
-            luts: arena.take(self.luts)?,
-            window: Window::new(arena.take(self.window)?),
+            products: Products {
+                inputs: Inputs {
+                    q8: arena.take(self.q8)?,
+                    lookups: self.lookups,
+                    luts: arena.take(self.luts)?,
+                },
+                window: Window::new(arena.take(self.window)?),
+            },
         })
     }
 }
 
-/// Views of the device's scratch memory.
+/// Views of the device's scratch memory. An operation borrows the fields it uses.
 pub(super) struct Scratch<'b> {
     /// `(logit_rows, vocab)`
     pub(super) logits: &'b mut [f32],
-    /// By [`BufferId`], `(batch, cols)`.
-    buffers: ArrayVec<&'b mut [f32], MAX_BUFFERS>,
+    pub(super) buffers: Buffers<'b>,
     /// `(batch, widest output of Op::LinearAdd and Op::Experts)`
     pub(super) delta: &'b mut [f32],
     /// `(batch, widest output of Op::LinearSwiglu, or gated products of Op::Experts)`
     pub(super) up: &'b mut [f32],
-    /// Cosines and sines of the rows' positions, each `(batch, head_dim / 2)`.
+    pub(super) current: CurrentRows<'b>,
+    /// A key that is being moved, `(head_dim)`.
+    pub(super) key: &'b mut [f32],
+    /// Scratch memory of attention.
+    pub(super) attention: &'b mut [f32],
+    /// What the ranks of a split program have computed, `(ranks, rows, cols)`; empty if the program is not split.
+    pub(super) gathered: &'b mut [f32],
+    pub(super) products: Products<'b>,
+}
+
+/// Memory of matrix products.
+pub(super) struct Products<'b> {
+    pub(super) inputs: Inputs<'b>,
+    /// Rows of weights that are not in memory.
+    pub(super) window: Window<'b>,
+}
+
+/// The input of a product.
+pub(super) struct Inputs<'b> {
+    /// In int8, `(batch, blocks of the widest)`; empty with f32 activations.
+    pub(super) q8: &'b mut [Q8Block],
+    /// The products that use lookup tables.
+    pub(super) lookups: Lookups,
+    /// Its lookup tables; empty if there are no such products.
+    pub(super) luts: &'b mut [ActivationLut],
+}
+
+/// The rows that operations compute: all of a batch, or in a [block that tokens skip](crate::model::depths) those that
+/// take part.
+pub(super) struct CurrentRows<'b> {
+    /// Cosines and sines of their positions, each `(batch, head_dim / 2)`.
     pub(super) cos: &'b mut [f32],
     pub(super) sin: &'b mut [f32],
     /// The router's weight of each row that takes part in a block, and 0 of the others, `(batch)`; empty without routers.
@@ -187,33 +222,9 @@ pub(super) struct Scratch<'b> {
     /// The angles of these rows, in the place of those of all rows meanwhile.
     pub(super) routed_cos: &'b mut [f32],
     pub(super) routed_sin: &'b mut [f32],
-    /// A key that is being moved, `(head_dim)`.
-    pub(super) key: &'b mut [f32],
-    /// Scratch memory of attention.
-    pub(super) attention: &'b mut [f32],
-    /// What the ranks of a split program have computed, `(ranks, rows, cols)`; empty if the program is not split.
-    pub(super) gathered: &'b mut [f32],
-    /// A product's input in int8, `(batch, blocks of the widest)`; empty with f32 activations.
-    pub(super) q8: &'b mut [Q8Block],
-    /// The products that use lookup tables.
-    pub(super) lookups: Lookups,
-    /// Its lookup tables; empty if there are no such products.
-    pub(super) luts: &'b mut [ActivationLut],
-    /// Rows of weights that are not in memory.
-    pub(super) window: Window<'b>,
 }
 
-impl<'b> Scratch<'b> {
-    /// The first `len` elements of a buffer.
-    pub(super) fn buffer(&self, id: BufferId, len: usize) -> &[f32] {
-        &self.buffers[id.index()][..len]
-    }
-
-    /// As [`Scratch::buffer`], mutable.
-    pub(super) fn buffer_mut(&mut self, id: BufferId, len: usize) -> &mut [f32] {
-        &mut self.buffers[id.index()][..len]
-    }
-
+impl CurrentRows<'_> {
     /// Exchanges the angles of all rows and those of the rows that take part in a block.
     pub(super) fn swap_angles(&mut self) {
         core::mem::swap(&mut self.cos, &mut self.routed_cos);
@@ -221,7 +232,7 @@ impl<'b> Scratch<'b> {
     }
 
     /// Which of the current rows are those of `rows`.
-    pub(super) fn current(&self, rows: Range<usize>) -> Range<usize> {
+    pub(super) fn of(&self, rows: Range<usize>) -> Range<usize> {
         if self.taking_part.is_none() {
             return rows;
         }
@@ -229,13 +240,55 @@ impl<'b> Scratch<'b> {
         let first = count(&self.gates[..rows.start]);
         first..first + count(&self.gates[rows])
     }
+}
 
-    /// Takes a buffer out while others are in use; [`Scratch::put_back`] returns it.
-    pub(super) fn lend(&mut self, id: BufferId) -> &'b mut [f32] {
-        core::mem::take(&mut self.buffers[id.index()])
+/// The buffers of a program by [`BufferId`], `(batch, cols)`.
+pub(super) struct Buffers<'b>(ArrayVec<&'b mut [f32], MAX_BUFFERS>);
+
+impl Buffers<'_> {
+    /// The first `len` elements of a buffer.
+    pub(super) fn get(&self, id: BufferId, len: usize) -> &[f32] {
+        &self.0[id.index()][..len]
     }
 
-    pub(super) fn put_back(&mut self, id: BufferId, buffer: &'b mut [f32]) {
-        self.buffers[id.index()] = buffer;
+    /// As [`Buffers::get`], mutable.
+    pub(super) fn get_mut(&mut self, id: BufferId, len: usize) -> &mut [f32] {
+        &mut self.0[id.index()][..len]
+    }
+
+    /// Several buffers at once: the first elements of each, as many as are asked for.
+    pub(super) fn disjoint<const N: usize>(
+        &mut self,
+        wanted: [(BufferId, usize); N],
+    ) -> Result<[&mut [f32]; N]> {
+        let found = self.0.get_disjoint_mut(wanted.map(|(id, _)| id.index()));
+        let mut buffers = found.map_err(|_| NAMED_TWICE)?.into_iter().zip(wanted);
+        Ok(core::array::from_fn(|_| match buffers.next() {
+            Some((buffer, (_, len))) => &mut buffer[..len],
+            None => &mut [],
+        }))
+    }
+
+    /// A buffer that is read, and those that are written meanwhile.
+    pub(super) fn one_and_several(
+        &mut self,
+        x: (BufferId, usize),
+        others: impl IntoIterator<Item = (BufferId, usize)>,
+    ) -> Result<(&[f32], ArrayVec<&mut [f32], MAX_OUTPUTS>)> {
+        let mut left: ArrayVec<_, MAX_BUFFERS> =
+            self.0.iter_mut().map(|buffer| Some(&mut **buffer)).collect();
+        let mut take = |(id, len): (BufferId, usize)| {
+            let buffer: Option<&mut [f32]> = left[id.index()].take();
+            buffer.map(|buffer| &mut buffer[..len]).ok_or(NAMED_TWICE)
+        };
+        let x: &[f32] = take(x)?;
+        let mut several = ArrayVec::new();
+        for other in others {
+            // No operation has more.
+            let _ = several.push(take(other)?);
+        }
+        Ok((x, several))
     }
 }
+
+const NAMED_TWICE: Error = error!(Device { problem: "an operation writes a buffer that it reads" });

@@ -7,13 +7,27 @@ use alloc::vec::Vec;
 use super::isa::Isa;
 use super::matmul::Lookups;
 use super::repack::{Layout, PANEL_ROWS, PackedMatrix, repack, repacked_format};
-use super::window::Operand;
 use crate::error::Result;
 use crate::model::program::{TensorId, TensorRole};
 use crate::model::weights::{ModelBytes, StoredTensor};
 use crate::model::{BonsaiModel, Program};
 use crate::pool::Pool;
 use crate::quant::{Format, Matrix};
+
+/// Rows of a matrix of weights, wherever they are.
+#[derive(Clone, Copy)]
+pub(super) struct Operand {
+    pub(super) id: TensorId,
+    pub(super) first: usize,
+    pub(super) rows: usize,
+}
+
+impl Operand {
+    /// All rows.
+    pub(super) fn whole(program: &Program, id: TensorId) -> Operand {
+        Operand { id, first: 0, rows: program.tensor(id).rows }
+    }
+}
 
 /// A tensor as the kernels read it.
 #[derive(Debug)]

@@ -3,33 +3,16 @@
 
 use core::ops::Range;
 
-use super::forward::Forward;
+use super::context::Context;
 use super::matmul::{Input, matmul_rows};
 use super::repack::PANEL_ROWS;
-use super::scratch::Scratch;
-use super::weights::CpuWeights;
+use super::weights::{CpuWeights, Operand};
 use crate::arena::ALIGN;
 use crate::error::{Error, Result};
-use crate::model::program::{BufferId, Op, Program, TensorId, TensorRole};
+use crate::model::program::{TensorId, TensorRole};
 use crate::model::weights::ModelBytes;
 use crate::paging::{Paging, read};
 use crate::quant::Matrix;
-use crate::rows::Rows;
-
-/// Rows of a matrix of weights, wherever they are.
-#[derive(Clone, Copy)]
-pub(super) struct Operand {
-    pub(super) id: TensorId,
-    pub(super) first: usize,
-    pub(super) rows: usize,
-}
-
-impl Operand {
-    /// All rows.
-    pub(super) fn whole(program: &Program, id: TensorId) -> Operand {
-        Operand { id, first: 0, rows: program.tensor(id).rows }
-    }
-}
 
 /// Some rows that fit into half of the window.
 #[derive(Clone)]
@@ -58,9 +41,9 @@ impl<'b> Window<'b> {
         Window { now, next: &mut next[..half], held: 0..0, following: None }
     }
 
-    /// No matrix follows the next product, as far as is known.
-    pub(super) fn ends(&mut self) {
-        self.following = None;
+    /// Tells which matrix follows those of the next product, if that is known.
+    pub(super) fn announce(&mut self, following: Option<TensorId>) {
+        self.following = following;
     }
 }
 
@@ -103,85 +86,60 @@ impl<B: ModelBytes> CpuWeights<B> {
     }
 }
 
-impl<B: ModelBytes> Forward<'_, B> {
-    /// Looks up the rows of the embedding `table`, one by one.
-    pub(super) fn embed_paged(
-        &self,
+impl Window<'_> {
+    /// Reads row `row` of the matrix `table` and unpacks it.
+    pub(super) fn unpack_row<B: ModelBytes>(
+        &mut self,
+        weights: &CpuWeights<B>,
         paging: Paging<'_>,
         table: TensorId,
-        out: BufferId,
-        rows: &Rows<'_>,
-        scratch: &mut Scratch<'_>,
+        row: u32,
+        x: &mut [f32],
     ) -> Result<()> {
-        let spec = self.weights.program().tensor(table);
-        let format = self.weights.model().weights().format(table);
-        let mut window = core::mem::take(&mut scratch.window);
-        window.held = 0..0;
-        let x = scratch.buffer_mut(out, rows.len() * spec.cols);
-        let tokens = rows.segments().flat_map(|segment| segment.tokens);
-        let done = tokens.zip(x.chunks_exact_mut(spec.cols)).try_for_each(|(&token, x)| {
-            if token as usize >= spec.rows {
-                return Err(error!(Token { id: token, vocab: spec.rows as u32 }));
-            }
-            let row = self.weights.piece(table, token as usize, 1, window.now.len()).bytes;
-            let bytes = &mut window.now[..row.len()];
-            read(paging.reader, &spec.name, row.start as u64, bytes, None)?;
-            Matrix::new(format, 1, spec.cols, bytes)?.unpack_row(0, x)
-        });
-        scratch.window = window;
-        done
+        self.held = 0..0;
+        let spec = weights.program().tensor(table);
+        if row as usize >= spec.rows {
+            return Err(error!(Token { id: row, vocab: spec.rows as u32 }));
+        }
+        let row = weights.piece(table, row as usize, 1, self.now.len()).bytes;
+        let bytes = &mut self.now[..row.len()];
+        read(paging.reader, &spec.name, row.start as u64, bytes, None)?;
+        Matrix::new(weights.model().weights().format(table), 1, spec.cols, bytes)?.unpack_row(0, x)
     }
 
-    /// Tells the window which matrix comes after operation `op` of the body.
-    pub(super) fn announce(&self, op: usize, rows: &Rows<'_>, scratch: &mut Scratch<'_>) {
-        let program = self.weights.program();
-        let later = program.body.get(op + 1..).unwrap_or(&[]);
-        let first = later.iter().find_map(|op| op.matrices().first().copied());
-        let output = || rows.wanted().next().map(|_| program.output);
-        scratch.window.following = match program.body.get(op) {
-            // It computes several products, and does not know the last one beforehand.
-            Some(Op::Experts(_)) | None => None,
-            Some(_) => first.or_else(output),
-        };
-    }
-
-    /// `y (n, rows) = x W^T` for each of `products`, of the first `n` rows of `x`.
-    pub(super) fn products_paged(
-        &self,
+    /// `y (n, rows) = x W^T` for each of `products`.
+    pub(super) fn products<B: ModelBytes>(
+        &mut self,
+        context: &Context<'_, B>,
         paging: Paging<'_>,
-        x: BufferId,
+        input: &Input<'_>,
         n: usize,
         products: &mut [(Operand, &mut [f32])],
-        scratch: &mut Scratch<'_>,
     ) -> Result<()> {
-        let Some((first, _)) = products.first() else { return Ok(()) };
-        let cols = self.weights.program().tensor(first.id).cols;
-        let mut window = core::mem::take(&mut scratch.window);
-        let input = self.input(x, n, cols, scratch);
-        let done = input.and_then(|input| self.through_window(paging, &input, n, products, &mut window));
+        let done = self.try_products(context, paging, input, n, products);
         if done.is_err() {
-            window.held = 0..0;
+            self.held = 0..0;
         }
-        scratch.window = window;
         done
     }
 
-    fn through_window(
-        &self,
+    fn try_products<B: ModelBytes>(
+        &mut self,
+        context: &Context<'_, B>,
         Paging { reader, .. }: Paging<'_>,
         input: &Input<'_>,
         n: usize,
         products: &mut [(Operand, &mut [f32])],
-        window: &mut Window<'_>,
     ) -> Result<()> {
-        let (program, half) = (self.weights.program(), window.now.len());
+        let weights = context.weights;
+        let (program, half) = (weights.program(), self.now.len());
         let name = |piece: &Piece| program.tensor(piece.id).name.as_str();
         let (mut at, mut row) = (0, 0);
         while let Some((operand, _)) = products.get(at) {
             let Operand { id, first, rows } = *operand;
-            let piece = self.weights.piece(id, first + row, rows - row, half);
-            let w = &mut window.now[..piece.bytes.len()];
-            if window.held != piece.bytes {
+            let piece = weights.piece(id, first + row, rows - row, half);
+            let w = &mut self.now[..piece.bytes.len()];
+            if self.held != piece.bytes {
                 read(reader, name(&piece), piece.bytes.start as u64, w, None)?;
             }
             let (this, start) = (at, row);
@@ -189,28 +147,26 @@ impl<B: ModelBytes> Forward<'_, B> {
             if row == rows {
                 (at, row) = (at + 1, 0);
             }
-            let next = match (products.get(at), window.following) {
-                (Some((next, _)), _) => {
-                    Some(self.weights.piece(next.id, next.first + row, next.rows - row, half))
-                }
-                (None, Some(id)) => Some(self.weights.piece(id, 0, program.tensor(id).rows, half)),
+            let next = match (products.get(at), self.following) {
+                (Some((next, _)), _) => Some(weights.piece(next.id, next.first + row, next.rows - row, half)),
+                (None, Some(id)) => Some(weights.piece(id, 0, program.tensor(id).rows, half)),
                 (None, None) => None,
             };
             let spec = program.tensor(id);
-            let format = self.weights.model().weights().format(id);
+            let format = weights.model().weights().format(id);
             let w = Matrix::new(format, piece.rows, spec.cols, w)?.into();
             let y = &mut *products[this].1;
-            let pool = self.pool_for_products(n, [w]);
+            let pool = context.pool_for_products(n, [w]);
             let mut done = Ok(());
-            let mut work = || done = matmul_rows(self.isa, pool, &w, input, n, y, (rows, start));
-            window.held = 0..0;
+            let mut work = || done = matmul_rows(context.isa, pool, &w, input, n, y, (rows, start));
+            self.held = 0..0;
             match next {
                 None => work(),
                 Some(next) => {
-                    let buffer = &mut window.next[..next.bytes.len()];
+                    let buffer = &mut self.next[..next.bytes.len()];
                     read(reader, name(&next), next.bytes.start as u64, buffer, Some(&mut work))?;
-                    core::mem::swap(&mut window.now, &mut window.next);
-                    window.held = next.bytes;
+                    core::mem::swap(&mut self.now, &mut self.next);
+                    self.held = next.bytes;
                 }
             }
             done?;

@@ -1,13 +1,21 @@
-//! The layer's elementwise and row operations. Matrix products are in [`crate::cpu::matmul`].
+//! The operations of a program, one file each, and the loops over rows that they share. The kernels of matrix products are
+//! in [`crate::cpu::matmul`].
 //!
 //! Sums use [`LANES`] fixed partial sums, so compilers may vectorise them and every machine still adds in the
 //! same order: results are bit-identical everywhere.
 
 pub mod argmax;
+pub(super) mod attention;
+pub(super) mod embed;
+pub(super) mod exchange;
 pub mod exp;
+pub(super) mod experts;
+pub(super) mod linear;
+pub(super) mod readout;
 pub mod rmsnorm;
 pub mod rope;
 pub mod route;
+pub(super) mod select;
 pub(crate) mod shift;
 pub mod swiglu;
 

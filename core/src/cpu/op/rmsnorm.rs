@@ -2,8 +2,30 @@
 #![forbid(unsafe_code)]
 
 use super::dot;
+use crate::cpu::context::Context;
 use crate::cpu::isa::Isa;
+use crate::cpu::scratch::Scratch;
 use crate::cpu::simd::{SimdOp, dispatch};
+use crate::error::Result;
+use crate::model::program::{BufferId, TensorId};
+use crate::model::weights::ModelBytes;
+
+/// [`Op::RmsNorm`](crate::model::program::Op::RmsNorm), of `n` rows.
+pub(in crate::cpu) fn run<B: ModelBytes>(
+    context: &Context<'_, B>,
+    x: BufferId,
+    weight: TensorId,
+    eps: f32,
+    out: BufferId,
+    n: usize,
+    scratch: &mut Scratch<'_>,
+) -> Result<()> {
+    let weight = context.weights.vector(weight);
+    let len = n * weight.len();
+    let [x, y] = scratch.buffers.disjoint([(x, len), (out, len)])?;
+    rmsnorm(context.isa, RmsNorm { x, weight, eps, y });
+    Ok(())
+}
 
 /// `y[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps)` for every row (Zhang & Sennrich 2019).
 #[derive(Debug)]

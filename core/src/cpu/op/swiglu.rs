@@ -2,8 +2,36 @@
 #![forbid(unsafe_code)]
 
 use super::exp::exp;
+use crate::cpu::context::Context;
 use crate::cpu::isa::Isa;
+use crate::cpu::parallel::for_each_chunk;
+use crate::cpu::scratch::Scratch;
 use crate::cpu::simd::{SimdOp, dispatch};
+use crate::error::Result;
+use crate::model::program::BufferId;
+use crate::model::weights::ModelBytes;
+
+/// [`Op::Swiglu`](crate::model::program::Op::Swiglu), of `n` rows.
+pub(in crate::cpu) fn run<B: ModelBytes>(
+    context: &Context<'_, B>,
+    gate: BufferId,
+    up: BufferId,
+    n: usize,
+    scratch: &mut Scratch<'_>,
+) -> Result<()> {
+    let cols = context.weights.program().cols(up);
+    let [gate, up] = scratch.buffers.disjoint([(gate, n * cols), (up, n * cols)])?;
+    gate_rows(context, gate, up, cols);
+    Ok(())
+}
+
+/// `gate = silu(gate) * up`, both `(rows, cols)`.
+pub(super) fn gate_rows<B: ModelBytes>(context: &Context<'_, B>, gate: &mut [f32], up: &[f32], cols: usize) {
+    let isa = context.isa;
+    for_each_chunk(context.pool_for(gate.len()), gate, cols, &|t, gate| {
+        swiglu(isa, gate, &up[t * cols..(t + 1) * cols]);
+    });
+}
 
 /// `gate[i] = silu(gate[i]) * up[i]` with `silu(x) = x / (1 + e^-x)` (Shazeer 2020).
 #[derive(Debug)]
