@@ -21,13 +21,9 @@ use shohin_core::device::{
 use shohin_core::model::program::Heads;
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
-use shohin_core::{Activations, Device, Error as CoreError, KvFormat};
+use shohin_core::{Activations, Device, Error as CoreError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The formats of caches that the kernels store.
-pub const KV_FORMATS: [KvFormat; 6] =
-    [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Fp8E4M3, KvFormat::Fp8E5M2];
 
 /// Rows of a prompt that a device computes together, unless told otherwise: weights are read once for all of them.
 pub const BATCH: usize = 512;
@@ -100,11 +96,7 @@ impl<D: Driver> CudaCache<D> {
     }
 
     fn args(&self, heads: Heads) -> CacheArgs {
-        let mantissa = match self.options.kv {
-            KvFormat::Fp8E4M3 => 3,
-            KvFormat::Fp8E5M2 => 2,
-            KvFormat::F32 | KvFormat::F16 | KvFormat::Q8 | KvFormat::Q4 => 0,
-        };
+        let FlatKv { bits, mantissa, .. } = FlatKv::of(self.options.kv);
         CacheArgs {
             keys: self.memory.address(),
             values: self.memory.address() + self.bytes as u64,
@@ -112,7 +104,7 @@ impl<D: Driver> CudaCache<D> {
             capacity: self.options.context as u32,
             kv_heads: heads.kv as u32,
             dim: heads.dim as u32,
-            bits: FlatKv::of(self.options.kv).bits as u32,
+            bits: bits as u32,
             mantissa,
             pattern: self.options.attention.words(),
             unused: 0,

@@ -18,7 +18,7 @@ mod nccl;
 mod tiles;
 
 pub use cuda::Cuda;
-pub use device::{BATCH, CudaCache, CudaDevice, KV_FORMATS};
+pub use device::{BATCH, CudaCache, CudaDevice};
 pub use driver::{Driver, LaunchSize, Memory};
 pub use error::{Error, Result};
 pub use model::CudaModel;

@@ -7,7 +7,7 @@ use shohin_core::device::{Output, Readout, ScratchOptions, SessionOptions, Wants
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::{Activations, Format, Gguf, KvFormat, Session};
-use shohin_cuda::{CudaDevice, CudaModel, Driver, Error, KV_FORMATS, LaunchSize};
+use shohin_cuda::{CudaDevice, CudaModel, Driver, Error, LaunchSize};
 use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
@@ -243,7 +243,7 @@ fn caches_agree() {
         let tokens = tokens(count, 320);
         let want = on_cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
         let last = &want[want.len() - 320..];
-        for format in KV_FORMATS {
+        for format in KvFormat::ALL {
             let bound = match format {
                 KvFormat::F32 => 1e-5,
                 KvFormat::F16 => 1e-3,
@@ -384,7 +384,7 @@ fn exported_caches_go_on_elsewhere() {
     let file = Model::new(small(), Stored::new(Format::Q1_0), 1).to_vec().unwrap();
     let tokens = tokens(10, 320);
     let mut device = device(&file, Activations::Int8, 3);
-    for format in KV_FORMATS {
+    for format in KvFormat::ALL {
         let mut open =
             |context| Session::new(&mut device, &SessionOptions { context, ..kv(format) }).unwrap();
         let (mut first, mut other) = (open(24), open(30));

@@ -187,18 +187,16 @@ pub(crate) fn unknown<T>(name: &str, found: i32, expected: &str) -> Result<T> {
     Err(Failure::new(shohin_code::SHOHIN_OPTION, format!("{name} is {found}, expected {expected}")))
 }
 
-/// The format of `kv_format`.
+/// The format of `kv_format`: the numbers from `SHOHIN_KV_F32` on are the rows of core's table.
 pub(crate) fn kv_format(number: i32) -> Result<KvFormat> {
-    Ok(match number {
-        SHOHIN_KV_DEFAULT => KvFormat::default(),
-        SHOHIN_KV_F32 => KvFormat::F32,
-        SHOHIN_KV_F16 => KvFormat::F16,
-        SHOHIN_KV_Q8 => KvFormat::Q8,
-        SHOHIN_KV_Q4 => KvFormat::Q4,
-        SHOHIN_KV_FP8_E4M3 => KvFormat::Fp8E4M3,
-        SHOHIN_KV_FP8_E5M2 => KvFormat::Fp8E5M2,
-        found => return unknown("kv_format", found, "one of SHOHIN_KV_DEFAULT to SHOHIN_KV_FP8_E5M2"),
-    })
+    if number == SHOHIN_KV_DEFAULT {
+        return Ok(KvFormat::default());
+    }
+    let row = number.checked_sub(SHOHIN_KV_F32).and_then(|row| usize::try_from(row).ok());
+    match row.and_then(|row| KvFormat::ALL.get(row)) {
+        Some(format) => Ok(*format),
+        None => unknown("kv_format", number, "one of SHOHIN_KV_DEFAULT to SHOHIN_KV_FP8_E5M2"),
+    }
 }
 
 impl shohin_chat_options {
@@ -213,5 +211,27 @@ impl shohin_chat_options {
             repetition_penalty: self.repetition_penalty,
             ..SamplerConfig::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_cache_formats_are_rows_of_the_table() {
+        let numbers = [
+            (SHOHIN_KV_F32, "f32"),
+            (SHOHIN_KV_F16, "f16"),
+            (SHOHIN_KV_Q8, "q8"),
+            (SHOHIN_KV_Q4, "q4"),
+            (SHOHIN_KV_FP8_E4M3, "fp8_e4m3"),
+            (SHOHIN_KV_FP8_E5M2, "fp8_e5m2"),
+        ];
+        assert_eq!(numbers.len(), KvFormat::ALL.len());
+        for (number, name) in numbers {
+            assert_eq!(kv_format(number).ok().map(KvFormat::name), Some(name));
+        }
+        assert!([i32::MIN, -1, 7, i32::MAX].into_iter().all(|number| kv_format(number).is_err()));
     }
 }

@@ -194,10 +194,6 @@ fn product_name(packed: PackedFormat, activations: Activations, tile: usize) -> 
     format!("{codes}_{scales}_{input}_{tile}")
 }
 
-/// The formats of caches that the kernels store.
-pub const KV_FORMATS: [KvFormat; 6] =
-    [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Fp8E4M3, KvFormat::Fp8E5M2];
-
 /// The name of every kernel that a device may ask for.
 pub fn kernel_names() -> Vec<String> {
     let mut names: Vec<String> = [
@@ -212,7 +208,7 @@ pub fn kernel_names() -> Vec<String> {
     ]
     .map(String::from)
     .to_vec();
-    for kv in KV_FORMATS {
+    for kv in KvFormat::ALL {
         names.extend(["rope_store", "attention"].map(|op| format!("{op}_{}", kv.name())));
     }
     for (_, packed) in PackedFormat::pairs() {

@@ -30,7 +30,7 @@ pub use cache::MetalCache;
 pub use device::{MetalDevice, MetalMemory};
 pub use driver::{Dispatch, Driver};
 pub use error::{Error, Result};
-pub use kernel::{KV_FORMATS, SOURCE, kernel_names};
+pub use kernel::{SOURCE, kernel_names};
 #[cfg(target_os = "macos")]
 pub use metal::{Metal, MetalBuffer};
 pub use weights::MetalModel;

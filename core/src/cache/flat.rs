@@ -3,8 +3,6 @@
 
 use core::ops::Range;
 
-use super::KvFormat;
-
 /// Layout of the keys or the values of a layer: codes `(kv_heads, capacity, head_dim)`, then, if the format has them,
 /// scales `(kv_heads, capacity, head_dim / 32)` as f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,20 +11,11 @@ pub struct FlatKv {
     pub bits: usize,
     /// Whether groups of 32 elements share a scale.
     pub scales: bool,
+    /// Bits of mantissa of floats of 8 bits; 0 for other elements.
+    pub mantissa: u32,
 }
 
 impl FlatKv {
-    /// The layout for a format.
-    pub const fn of(format: KvFormat) -> FlatKv {
-        match format {
-            KvFormat::F32 => FlatKv { bits: 32, scales: false },
-            KvFormat::F16 => FlatKv { bits: 16, scales: false },
-            KvFormat::Q8 => FlatKv { bits: 8, scales: true },
-            KvFormat::Q4 => FlatKv { bits: 4, scales: true },
-            KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => FlatKv { bits: 8, scales: false },
-        }
-    }
-
     /// Bytes of the codes of `numbers` elements, a multiple of 32.
     pub const fn code_bytes(self, numbers: u64) -> u64 {
         numbers * self.bits as u64 / 8
@@ -62,6 +51,7 @@ impl FlatKv {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::KvFormat;
     use alloc::vec::Vec;
 
     #[test]

@@ -10,13 +10,15 @@ use bytemuck::Pod;
 use core::marker::PhantomData;
 use half::f16;
 
-use super::{BLOCK_POSITIONS, KvCodec};
+use super::{BLOCK_POSITIONS, FlatKv, KvCodec};
 use crate::float16;
 
 /// A kind of float that a cache stores.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// Its bits.
     type Stored: Pod;
+    /// Bits of mantissa if it has 8 bits, otherwise 0.
+    const MANTISSA: u32 = 0;
     /// Rounds to the stored precision.
     fn store(value: f32) -> Self::Stored;
     /// The stored value.
@@ -52,6 +54,8 @@ impl Element for f16 {
 pub(crate) struct Float<E>(PhantomData<E>);
 
 impl<E: Element> KvCodec for Float<E> {
+    const FLAT: FlatKv = FlatKv { bits: 8 * size_of::<E::Stored>(), scales: false, mantissa: E::MANTISSA };
+
     fn key_block(head_dim: usize) -> usize {
         BLOCK_POSITIONS.saturating_mul(head_dim).saturating_mul(size_of::<E::Stored>())
     }
@@ -105,6 +109,18 @@ impl<E: Element> KvCodec for Float<E> {
         match source {
             None => data.copy_within(start..start + row, to),
             Some(source) => data[to..to + row].copy_from_slice(&source[start..start + row]),
+        }
+    }
+
+    fn put_row(codes: &mut [u8], _: &mut [u8], row: &[f32]) {
+        for (stored, &x) in codes.chunks_exact_mut(size_of::<E::Stored>()).zip(row) {
+            stored.copy_from_slice(bytemuck::bytes_of(&E::store(x)));
+        }
+    }
+
+    fn get_row(codes: &[u8], _: &[u8], row: &mut [f32]) {
+        for (x, stored) in row.iter_mut().zip(codes.chunks_exact(size_of::<E::Stored>())) {
+            *x = E::load(bytemuck::pod_read_unaligned(stored));
         }
     }
 }

@@ -29,6 +29,7 @@ impl<const MANTISSA: u32> Float8<MANTISSA> {
 
 impl<const MANTISSA: u32> Element for Float8<MANTISSA> {
     type Stored = u8;
+    const MANTISSA: u32 = MANTISSA;
 
     #[inline(always)]
     fn store(value: f32) -> u8 {

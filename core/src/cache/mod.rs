@@ -1,7 +1,7 @@
 //! Key-value caches: the keys and values of the tokens a sequence has seen.
 //!
-//! A cache is a *format*, which defines how a block of 16 positions of one head is stored (`KvCodec`: one
-//! file and one row of the table below each), times a *placement*, which defines where the blocks of all
+//! A cache is a *format*, which defines how a block of 16 positions of one head is stored, and how a row is on a GPU
+//! (`KvCodec`: one file and one row of the table below each), times a *placement*, which defines where the blocks of all
 //! heads are: in chunks (`chunked.rs`) of one slice of memory, or each chunk in a page that sequences share
 //! (`paged.rs`). `KvStorage` combines the two.
 //!
@@ -42,6 +42,9 @@ pub const BLOCK_POSITIONS: usize = 16;
 
 /// How a head's keys and values of [`BLOCK_POSITIONS`] positions are stored.
 pub(crate) trait KvCodec: Copy + Send + Sync + 'static {
+    /// How GPUs store it.
+    const FLAT: FlatKv;
+
     /// Bytes of a block's keys.
     fn key_block(head_dim: usize) -> usize;
 
@@ -69,6 +72,12 @@ pub(crate) trait KvCodec: Copy + Send + Sync + 'static {
         from: (usize, usize),
         to: (usize, usize),
     );
+
+    /// Stores `row` `(head_dim)` as the codes and scales of [`KvCodec::FLAT`].
+    fn put_row(codes: &mut [u8], scales: &mut [u8], row: &[f32]);
+
+    /// Reads such a row.
+    fn get_row(codes: &[u8], scales: &[u8], row: &mut [f32]);
 }
 
 /// The codec of a format, if it is part of this build.
@@ -101,6 +110,15 @@ macro_rules! formats {
             pub const fn name(self) -> &'static str {
                 match self {
                     $(KvFormat::$name => $text),*
+                }
+            }
+        }
+
+        impl FlatKv {
+            /// The layout for a format.
+            pub const fn of(format: KvFormat) -> FlatKv {
+                match format {
+                    $(KvFormat::$name => <$codec as KvCodec>::FLAT),*
                 }
             }
         }

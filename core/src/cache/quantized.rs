@@ -13,7 +13,7 @@
 
 use half::f16;
 
-use super::{BLOCK_POSITIONS, KvCodec};
+use super::{BLOCK_POSITIONS, FlatKv, KvCodec};
 use crate::float16;
 use crate::magnitude::largest_bits;
 
@@ -140,6 +140,8 @@ fn code(x: f32, largest: f32) -> i8 {
 }
 
 impl<P: PairCodec> KvCodec for Quantized<P> {
+    const FLAT: FlatKv = FlatKv { bits: 4 * P::PAIR, scales: true, mantissa: 0 };
+
     fn key_block(head_dim: usize) -> usize {
         Self::codes_len(head_dim).saturating_add(2 * BLOCK_POSITIONS * head_dim.div_ceil(SCALE_GROUP))
     }
@@ -222,6 +224,29 @@ impl<P: PairCodec> KvCodec for Quantized<P> {
             match source {
                 None => data.copy_within(at(from)..at(from) + 2, at(to)),
                 Some(source) => data[at(to)..at(to) + 2].copy_from_slice(&source[at(from)..at(from) + 2]),
+            }
+        }
+    }
+
+    fn put_row(codes: &mut [u8], scales: &mut [u8], row: &[f32]) {
+        let groups = codes.chunks_exact_mut(SCALE_GROUP / 2 * P::PAIR).zip(scales.as_chunks_mut().0);
+        for ((codes, stored), group) in groups.zip(row.chunks_exact(SCALE_GROUP)) {
+            let scale = largest(group) / P::LARGEST;
+            let inverse = if scale > 1e-30 { 1.0 / scale } else { 0.0 };
+            *stored = scale.to_le_bytes();
+            for (pair, numbers) in codes.chunks_exact_mut(P::PAIR).zip(group.as_chunks::<2>().0) {
+                P::put(pair, 0, code(numbers[0] * inverse, P::LARGEST));
+                P::put(pair, 1, code(numbers[1] * inverse, P::LARGEST));
+            }
+        }
+    }
+
+    fn get_row(codes: &[u8], scales: &[u8], row: &mut [f32]) {
+        let groups = codes.chunks_exact(SCALE_GROUP / 2 * P::PAIR).zip(scales.as_chunks().0);
+        for ((codes, scale), group) in groups.zip(row.chunks_exact_mut(SCALE_GROUP)) {
+            let scale = f32::from_le_bytes(*scale);
+            for (pair, numbers) in codes.chunks_exact(P::PAIR).zip(group.as_chunks_mut::<2>().0) {
+                *numbers = [0, 1].map(|i| f32::from(P::get(pair, i)) * scale);
             }
         }
     }

@@ -12,13 +12,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::{
-    BLOCK_POSITIONS, Element, FlatKv, Float8, KvCodec, KvFormat, KvShape, SCALE_GROUP, largest, round,
-    with_codec,
-};
+use super::{BLOCK_POSITIONS, KvCodec, KvFormat, KvShape, SCALE_GROUP, with_codec};
 use crate::error::{Error, Result};
-use crate::float16;
-use half::f16;
 
 /// A GPU's rows for the keys and values of `shape.capacity` positions, which a CPU exported.
 ///
@@ -26,7 +21,7 @@ use half::f16;
 /// [`Error::Length`] for another number of bytes; [`Error::Option`] if a head does not consist of groups of 32 elements,
 /// as on GPUs; [`Error::Memory`].
 pub fn blocks_to_rows(format: KvFormat, shape: KvShape, blocks: &[u8]) -> Result<Vec<u8>> {
-    with_codec!(format, C => convert::<C>(&Rows::new(format, shape)?, blocks, true))
+    with_codec!(format, C => convert::<C>(&Rows::new::<C>(shape)?, blocks, true))
 }
 
 /// A CPU's blocks for the keys and values of `shape.capacity` positions, which a GPU exported.
@@ -34,7 +29,7 @@ pub fn blocks_to_rows(format: KvFormat, shape: KvShape, blocks: &[u8]) -> Result
 /// # Errors
 /// As [`blocks_to_rows`].
 pub fn rows_to_blocks(format: KvFormat, shape: KvShape, rows: &[u8]) -> Result<Vec<u8>> {
-    with_codec!(format, C => convert::<C>(&Rows::new(format, shape)?, rows, false))
+    with_codec!(format, C => convert::<C>(&Rows::new::<C>(shape)?, rows, false))
 }
 
 fn convert<C: KvCodec>(rows: &Rows, from: &[u8], to_rows: bool) -> Result<Vec<u8>> {
@@ -67,10 +62,10 @@ fn convert<C: KvCodec>(rows: &Rows, from: &[u8], to_rows: bool) -> Result<Vec<u8
                     match (to_rows, kind) {
                         (true, 0) => C::get_key(block, t, &mut row),
                         (true, _) => C::get_value(block, t, &mut row),
-                        (false, _) => rows.get(from, place, &mut row),
+                        (false, _) => rows.get::<C>(from, place, &mut row),
                     }
                     match (to_rows, kind) {
-                        (true, _) => rows.put(&mut out, place, &row),
+                        (true, _) => rows.put::<C>(&mut out, place, &row),
                         (false, 0) => C::put_key(block, t, &row),
                         (false, _) => C::put_value(block, t, &row),
                     }
@@ -87,7 +82,6 @@ fn convert<C: KvCodec>(rows: &Rows, from: &[u8], to_rows: bool) -> Result<Vec<u8
 
 /// The layout of a GPU's rows.
 struct Rows {
-    format: KvFormat,
     shape: KvShape,
     /// Bytes of the codes and of the scales of a row.
     codes: usize,
@@ -95,15 +89,14 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(format: KvFormat, shape: KvShape) -> Result<Self> {
+    fn new<C: KvCodec>(shape: KvShape) -> Result<Self> {
         let d = shape.head_dim;
         if !d.is_multiple_of(SCALE_GROUP) {
             let expected = "a multiple of 32";
             return Err(error!(Option { what: "elements of a head", found: d as f64, expected }));
         }
-        let flat = FlatKv::of(format);
-        let codes = flat.code_bytes(d as u64) as usize;
-        Ok(Rows { format, shape, codes, scales: flat.bytes(d as u64) as usize - codes })
+        let codes = C::FLAT.code_bytes(d as u64) as usize;
+        Ok(Rows { shape, codes, scales: C::FLAT.bytes(d as u64) as usize - codes })
     }
 
     /// Bytes of the keys, or of the values, of a layer.
@@ -123,58 +116,14 @@ impl Rows {
         [start + row * self.codes, start + kv_heads * capacity * self.codes + row * self.scales]
     }
 
-    fn put(&self, out: &mut [u8], [codes, scales]: [usize; 2], row: &[f32]) {
-        let bits = match self.format {
-            KvFormat::Q8 => 8,
-            KvFormat::Q4 => 4,
-            KvFormat::F32 | KvFormat::F16 | KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => {
-                let size = self.codes / row.len();
-                for (&x, stored) in row.iter().zip(out[codes..].chunks_exact_mut(size)) {
-                    match self.format {
-                        KvFormat::F32 => stored.copy_from_slice(&x.to_le_bytes()),
-                        KvFormat::F16 => stored.copy_from_slice(&float16::from_f32(x).to_le_bytes()),
-                        KvFormat::Fp8E5M2 => stored[0] = Float8::<2>::store(x),
-                        KvFormat::Fp8E4M3 | KvFormat::Q8 | KvFormat::Q4 => stored[0] = Float8::<3>::store(x),
-                    }
-                }
-                return;
-            }
-        };
-        let most = ((1 << (bits - 1)) - 1) as f32;
-        out[codes..codes + self.codes].fill(0);
-        for (g, group) in row.chunks_exact(SCALE_GROUP).enumerate() {
-            let scale = largest(group) / most;
-            let inverse = if scale > 1e-30 { 1.0 / scale } else { 0.0 };
-            out[scales + 4 * g..][..4].copy_from_slice(&scale.to_le_bytes());
-            for (i, x) in group.iter().enumerate() {
-                let code = round((x * inverse).clamp(-most, most)) as u8;
-                let bit = (g * SCALE_GROUP + i) * bits;
-                out[codes + bit / 8] |= (code & (0xff >> (8 - bits))) << (bit % 8);
-            }
-        }
+    fn put<C: KvCodec>(&self, out: &mut [u8], [codes, scales]: [usize; 2], row: &[f32]) {
+        // The scales of a layer come after all codes.
+        let (all_codes, all_scales) = out.split_at_mut(scales);
+        C::put_row(&mut all_codes[codes..][..self.codes], &mut all_scales[..self.scales], row);
     }
 
-    fn get(&self, from: &[u8], [codes, scales]: [usize; 2], row: &mut [f32]) {
-        let stored = &from[codes..codes + self.codes];
-        let scale = |i: usize| {
-            let at = scales + i / SCALE_GROUP * 4;
-            f32::from_le_bytes([from[at], from[at + 1], from[at + 2], from[at + 3]])
-        };
-        for (i, x) in row.iter_mut().enumerate() {
-            *x = match self.format {
-                KvFormat::F32 => f32::from_le_bytes([
-                    stored[4 * i],
-                    stored[4 * i + 1],
-                    stored[4 * i + 2],
-                    stored[4 * i + 3],
-                ]),
-                KvFormat::F16 => float16::to_f32(f16::from_le_bytes([stored[2 * i], stored[2 * i + 1]])),
-                KvFormat::Q8 => f32::from(stored[i] as i8) * scale(i),
-                KvFormat::Q4 => f32::from((stored[i / 2] << (4 * (1 - i % 2))) as i8 >> 4) * scale(i),
-                KvFormat::Fp8E4M3 => Float8::<3>::load(stored[i]),
-                KvFormat::Fp8E5M2 => Float8::<2>::load(stored[i]),
-            };
-        }
+    fn get<C: KvCodec>(&self, from: &[u8], [codes, scales]: [usize; 2], row: &mut [f32]) {
+        C::get_row(&from[codes..][..self.codes], &from[scales..][..self.scales], row);
     }
 }
 
@@ -182,7 +131,7 @@ impl Rows {
 mod tests {
     use super::*;
     use crate::arena::{Arena, Planner};
-    use crate::cache::KvStorage;
+    use crate::cache::{FlatKv, KvStorage};
 
     /// What a CPU exports for numbers, and the numbers as it stored them: keys and values of each head, by position.
     fn stored<C: KvCodec>(shape: KvShape) -> (Vec<u8>, Vec<[Vec<f32>; 2]>) {
@@ -218,7 +167,7 @@ mod tests {
             // As many bytes as a GPU exports.
             let spans = FlatKv::of(format).spans(3, 37, 96, 37);
             assert_eq!(rows.len() as u64, 4 * spans.map(|span| span.end - span.start).sum::<u64>());
-            let layout = Rows::new(format, shape).unwrap();
+            let layout = with_codec!(format, C => Rows::new::<C>(shape)).unwrap();
             // Steps of 8 and of 4 bits; rounded twice.
             let error = match format {
                 KvFormat::F32 => 0.0,
@@ -231,7 +180,8 @@ mod tests {
             let mut row = vec![0.0; 96];
             for (i, both) in numbers.iter().enumerate() {
                 for (kind, want) in both.iter().enumerate() {
-                    layout.get(&rows, layout.place(i / 37, kind, i % 37), &mut row);
+                    let place = layout.place(i / 37, kind, i % 37);
+                    with_codec!(format, C => layout.get::<C>(&rows, place, &mut row));
                     let most = want.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
                     let worst = row.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                     assert!(worst <= error * most, "{format:?} {i} {kind}: {worst}");

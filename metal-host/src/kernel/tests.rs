@@ -312,7 +312,7 @@ fn heads_are_normalized_rotated_and_stored() {
     let (capacity, batch, first, rows, start, eps) = (9, 6, 2, 3, 5, 1e-5f32);
     let pairings = [RopePairing::Neox, RopePairing::Interleaved];
     let orders = Order::ALL.into_iter().cycle();
-    let cases = KV_FORMATS.into_iter().flat_map(|kv| pairings.map(|pairing| (kv, pairing)));
+    let cases = KvFormat::ALL.into_iter().flat_map(|kv| pairings.map(|pairing| (kv, pairing)));
     for (((kv, pairing), d), order) in cases.flat_map(|case| [(case, 64), (case, 96)]).zip(orders) {
         let normed = d == 64;
         let heads = Heads { query: 4, kv: 2, dim: d };
@@ -405,7 +405,7 @@ fn attention_is_a_softmax_over_what_is_stored() {
     let capacity = 300;
     let shapes = [(4, 2, 64), (3, 3, 32), (12, 1, 96), (2, 1, 256)];
     let orders = Order::ALL.into_iter().cycle();
-    let cases = KV_FORMATS.into_iter().flat_map(|kv| shapes.map(|shape| (kv, shape)));
+    let cases = KvFormat::ALL.into_iter().flat_map(|kv| shapes.map(|shape| (kv, shape)));
     for ((kv, (query, kv_heads, dim)), order) in cases.zip(orders) {
         let heads = Heads { query, kv: kv_heads, dim };
         let (batch, numbers) = (3, kv_heads * capacity * dim);

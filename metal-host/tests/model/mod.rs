@@ -6,7 +6,7 @@ use shohin_core::device::{BlockingDevice, Output, Readout, ScratchOptions, Sessi
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, BonsaiModel, Cpu, Format, Gguf, KvFormat, Session};
-use shohin_metal::{KV_FORMATS, MetalDevice, MetalModel};
+use shohin_metal::{MetalDevice, MetalModel};
 use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
@@ -148,7 +148,7 @@ fn caches_agree() {
     let tokens = tokens(150, 320);
     let want = on_cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
     let last = &want[want.len() - 320..];
-    for format in KV_FORMATS {
+    for format in KvFormat::ALL {
         let bound = match format {
             KvFormat::F32 => 1e-5,
             KvFormat::F16 => 1e-3,
