@@ -130,16 +130,21 @@ fn compare(w: &Matrix, x: &[f32], tokens: usize) {
 
 #[test]
 fn every_instruction_set_equals_the_reference() {
+    let thorough = std::env::var_os("SHOHIN_THOROUGH").is_some();
     let mut numbers = Numbers(1);
     for format in Format::ALL {
         let block = format.block();
         // Rows around every tile size, columns from one block to more than one unpacked chunk.
-        for rows in [0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 19, 32, 37] {
-            for blocks in [1, 2, 3, 4, 5] {
+        for (i, rows) in [0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 19, 32, 37].into_iter().enumerate() {
+            for (j, blocks) in [1, 2, 3, 4, 5].into_iter().enumerate() {
                 let cols = blocks * block;
                 let packed = weights(&mut numbers, format, rows, cols);
                 let w = Matrix::new(format, rows, cols, &packed).unwrap();
-                for tokens in [0, 1, 2, 3, 4, 5, 9] {
+                for (k, tokens) in [0, 1, 2, 3, 4, 5, 9].into_iter().enumerate() {
+                    // Two of seven: each number of tokens meets each number of rows, and each of blocks.
+                    if !thorough && ![0, 3].contains(&((i + j + k) % 7)) {
+                        continue;
+                    }
                     let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
                     compare(&w, &x, tokens);
                 }
