@@ -193,10 +193,15 @@ pub(crate) struct Machine {
     pub(crate) settled: Vec<Need>,
     /// The name of this run, which the processes of its suites share.
     pub(crate) run: String,
+    /// Whether suites run the sweeps that a smaller sample stands for otherwise.
+    pub(crate) thorough: bool,
 }
 
 /// The environment variable that tells the process of a suite the name of its run.
 pub(crate) const RUN: &str = "SHOHIN_XTASK_RUN";
+
+/// The environment variable that tells suites and tests to run every sweep in full.
+pub(crate) const THOROUGH: &str = "SHOHIN_THOROUGH";
 
 fn new_run() -> String {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -219,6 +224,7 @@ impl Machine {
             absent: Vec::new(),
             settled: Vec::new(),
             run: env::var(RUN).unwrap_or_else(|_| new_run()),
+            thorough: env::var_os(THOROUGH).is_some(),
         })
     }
 
@@ -240,7 +246,9 @@ impl Machine {
 
     fn command(&self, first: Option<PathBuf>, program: &str) -> Cmd {
         let found = self.find(first.clone(), &[program]).unwrap_or_else(|| PathBuf::from(program));
-        Cmd::new(found, &self.root).env("PATH", env::join_paths(self.search(first)).unwrap_or_default())
+        let path = env::join_paths(self.search(first)).unwrap_or_default();
+        let command = Cmd::new(found, &self.root).env("PATH", path);
+        if self.thorough { command.env(THOROUGH, "1") } else { command }
     }
 
     /// A command in the repository's root, with our tools before the user's.

@@ -39,10 +39,11 @@ Commands:
       --check       headless: send one message through the page and print the reply
       --no-open     do not open a browser
       --port N      listen on this port or the next free one (default 8000)
-  test          run every test suite, then print a table of results, wall times and CPU times
+  test          run every test suite, then print a table of results, wall times and CPU times beside their budgets
       --quick       formatting, source rules, clippy and the fast tests of the native crates: under 3 minutes once the
                     dependencies are built
       --only NAME   run only this suite (repeatable, or as A,B)
+      --thorough    before a release: also the sweeps that repeat what a smaller sample finds
       --jobs N      run N suites at the same time (default 2), and one more at low priority if N is not 1; the output
                     of each is printed when it ends
       --list        list the suites
@@ -139,10 +140,12 @@ fn command(args: &[String]) -> Result<bool> {
         }
         "test" => {
             let (mut suites, mut only, mut jobs) = (suite::SUITES, Vec::new(), 2);
+            let mut thorough = false;
             while let Some(arg) = args.next() {
                 match arg {
                     // They share one build.
                     "--quick" => (suites, jobs) = (suite::QUICK, 1),
+                    "--thorough" => thorough = true,
                     "--jobs" => {
                         let number = args.next().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
                         jobs = number.ok_or("--jobs expects a number above 0")?;
@@ -158,7 +161,9 @@ fn command(args: &[String]) -> Result<bool> {
                     _ => return unknown(arg),
                 }
             }
-            runner::run(&mut Machine::new()?, suites, &only, jobs)
+            let mut machine = Machine::new()?;
+            machine.thorough |= thorough;
+            runner::run(&mut machine, suites, &only, jobs)
         }
         // What `test` runs for each of several suites.
         "suite" => {

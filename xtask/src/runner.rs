@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
 use crate::cpu_time;
-use crate::machine::{Machine, Need, RUN};
-use crate::suite::{Beside, SUITES, Suite};
+use crate::machine::{Machine, Need, RUN, THOROUGH};
+use crate::suite::{Beside, SET_UP_BUDGET, SUITES, Suite};
 
 /// Wall time and CPU time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +19,13 @@ struct Cost {
     wall: Duration,
     /// Of all processor cores; `None` if the operating system does not report it.
     cpu: Option<Duration>,
+}
+
+impl Cost {
+    /// Whether it took more processor-seconds.
+    fn is_over(&self, budget: u64) -> bool {
+        self.cpu.is_some_and(|cpu| cpu > Duration::from_secs(budget))
+    }
 }
 
 /// Measures the cost of the child processes that run until it is stopped.
@@ -315,6 +322,7 @@ fn apart(
         Priority::Normal => Cmd::new(this, &machine.root),
         Priority::Low => Cmd::new(NICE, &machine.root).args("-n 10").arg(this),
     };
+    let child = if machine.thorough { child.env(THOROUGH, "1") } else { child };
     let child = child.env(RUN, &machine.run).arg("suite").arg(&report).arg(suite.name);
     let child = chosen.iter().fold(child, |child, other| child.arg(other.name));
     let ended = child.log(&log_of(logs, suite));
@@ -323,22 +331,34 @@ fn apart(
 }
 
 fn summary(rows: &[(&Suite, Outcome)], set_up: Cost, wall: Duration) -> bool {
-    let line = |name: &str, result: &str, tally: Tally, cost: Cost, why: &str| {
+    let line = |name: &str, result: &str, tally: Tally, cost: Cost, budget: &str, why: &str| {
         let number = |n: usize| if n == 0 { String::from("-") } else { n.to_string() };
         let cpu = cost.cpu.map_or("-".into(), |time| format!("{} s", time.as_secs()));
         let (passed, ignored, wall) = (number(tally.passed), number(tally.ignored), cost.wall.as_secs());
-        let row = format!("{name:<14}{result:<9}{passed:>7}{ignored:>9}{wall:>7} s{cpu:>9}  {why}");
+        let row =
+            format!("{name:<14}{result:<9}{passed:>7}{ignored:>9}{wall:>7} s{cpu:>9}{budget:>9}  {why}");
         println!("{}", row.trim_end());
     };
-    println!("\n{:<14}{:<9}{:>7}{:>9}{:>9}{:>9}", "suite", "result", "passed", "ignored", "wall", "CPU");
-    line("(set-up)", "", Tally::default(), set_up, "");
-    let (mut tally, mut cpu) = (Tally::default(), set_up.cpu);
+    println!(
+        "\n{:<14}{:<9}{:>7}{:>9}{:>9}{:>9}{:>9}",
+        "suite", "result", "passed", "ignored", "wall", "CPU", "budget"
+    );
+    let seconds = |budget: u64| format!("{budget} s");
+    line("(set-up)", "", Tally::default(), set_up, &seconds(SET_UP_BUDGET), "");
+    let (mut tally, mut cpu, mut budget) = (Tally::default(), set_up.cpu, SET_UP_BUDGET);
     for (suite, outcome) in rows {
         tally.add(outcome.tally);
         cpu = cpu.zip(outcome.cost.cpu).map(|(all, own)| all + own);
-        line(suite.name, outcome.verdict.word(), outcome.tally, outcome.cost, &outcome.why);
+        budget += suite.budget;
+        let own = seconds(suite.budget);
+        line(suite.name, outcome.verdict.word(), outcome.tally, outcome.cost, &own, &outcome.why);
     }
-    line("(total)", "", tally, Cost { wall, cpu }, "");
+    line("(total)", "", tally, Cost { wall, cpu }, &seconds(budget), "");
+    let over = rows.iter().filter(|(suite, outcome)| outcome.cost.is_over(suite.budget));
+    let over: Vec<&str> = over.map(|(suite, _)| suite.name).collect();
+    if !over.is_empty() {
+        println!("\nover budget: {}", over.join(", "));
+    }
     let count = |verdict| rows.iter().filter(|(_, outcome)| outcome.verdict == verdict).count();
     let [passed, failed, skipped] = Verdict::ALL.map(count);
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
@@ -377,6 +397,18 @@ mod tests {
         assert_eq!([take(), take(), take()], [Some("gpu"), Some("neon"), None]);
         queue.waiting.push_back(gpu);
         assert!(queue.is_over(Priority::Low) && !queue.is_over(Priority::Normal));
+    }
+
+    #[test]
+    fn the_budgets_of_all_suites_are_documented() {
+        let text = include_str!("../../docs/CONTRIBUTING.md");
+        let rows = SUITES.iter().map(|suite| (suite.name, suite.budget));
+        for (name, budget) in [("set-up", SET_UP_BUDGET)].into_iter().chain(rows) {
+            let row = format!("| `{name}` | {budget} |");
+            assert!(text.contains(&row), "docs/CONTRIBUTING.md lacks {row}");
+        }
+        let total = SET_UP_BUDGET + SUITES.iter().map(|suite| suite.budget).sum::<u64>();
+        assert!(text.contains(&format!("| total | {total} |")), "the total is {total}");
     }
 
     #[test]

@@ -31,6 +31,23 @@ const LESS_INLINED: &str = "-Cllvm-args=-inline-threshold=50";
 /// With a threshold of 50, each load and store of a vector is a call while assertions are on.
 const SIMD128: &str = "-Ctarget-feature=+simd128 -Cllvm-args=-inline-threshold=100";
 
+/// Those integration tests of [`PORTABLE`] and the fuzz targets that reach kernels of WebAssembly, or sizes that 32 bits cannot
+/// hold. The others, and unit tests, say on wasm32 what they say elsewhere.
+const ON_32_BITS: &[&str] = &[
+    "parity",
+    "quant",
+    "repack",
+    "packed",
+    "gguf",
+    "malformed",
+    "parts",
+    "allocation",
+    "states",
+    "paging",
+    "golden_logits",
+    "mutations",
+];
+
 /// Packages that are not part of `--quick`.
 const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, FUZZ, SCHEDULES, EMBEDDED, BINDGEN, WASM_SHELL];
 
@@ -133,6 +150,9 @@ pub(crate) const ENGINES: &[Engine] = &[
 /// kernel.
 const DISPATCH: &str = "--test parity --test repack -- instruction_sets prompts go_on_alike";
 
+/// Those among [`DISPATCH`] that need no kernel of an instruction set's own.
+const REPLIES: &str = "--test parity --test repack -- instruction_sets go_on_alike";
+
 /// The tests of `parity` among [`DISPATCH`]: models take minutes on an emulator of a whole machine.
 const PROMPTS: &str = "instruction_sets prompts";
 
@@ -156,14 +176,16 @@ const CUDA_TESTS: &str = "cuda_";
 /// The environment variable that tells the parity tests which instruction set to expect.
 const EXPECTED_ISA: &str = "SHOHIN_EXPECTED_ISA";
 
+/// The name of what every processor runs.
+const SCALAR: &str = "scalar";
+
 /// The name of the instruction set with AMX.
 const AMX: &str = "avx512amx";
 
 /// The environment variable that tells the parity tests which instruction sets need not be compared.
 const COMPARED_ELSEWHERE: &str = "SHOHIN_COMPARED_ELSEWHERE";
 
-/// The environment variable that leaves out of [`DISPATCH`] what takes an emulator long and only compares results, as another suite
-/// does with the same kernels.
+/// The environment variable that shortens, for emulators, what the suite `test` runs in full.
 const BRIEF: &str = "SHOHIN_BRIEF";
 
 /// The environment variable that names SmolLM2's file. Its tests are skipped if the variable is empty: they
@@ -173,12 +195,17 @@ const SMOLLM2: &str = "SHOHIN_SMOLLM2";
 /// The environment variable that multiplies the number of mutations.
 const FUZZ_TIMES: &str = "SHOHIN_FUZZ_TIMES";
 
-/// What the suite `fuzz` takes of one core.
-const FUZZ_SECONDS: f64 = 300.0;
+/// What the suite `fuzz` takes of one core, and with `--thorough`.
+const FUZZ_SECONDS: [f64; 2] = [60.0, 300.0];
+
+/// The budget of installing what several suites need.
+pub(crate) const SET_UP_BUDGET: u64 = 120;
 
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
+    /// Processor-seconds that it may take in a whole run from a fresh clone; the table in docs/CONTRIBUTING.md has them, too.
+    pub(crate) budget: u64,
     pub(crate) needs: &'static [Need],
     /// The reason why this machine cannot run the suite, if any.
     pub(crate) unfit: fn() -> Option<String>,
@@ -206,6 +233,7 @@ const ANYWHERE: fn() -> Option<String> = || None;
 const FORMAT: Suite = Suite {
     name: "format",
     about: "cargo fmt --check",
+    budget: 5,
     needs: &[Need::Component("rustfmt")],
     unfit: ANYWHERE,
     run: |m| m.cargo().args("fmt --all --check").run().map(|()| Tally::default()),
@@ -216,6 +244,7 @@ const FORMAT: Suite = Suite {
 const SOURCE: Suite = Suite {
     name: "source",
     about: "source rules: no panic in core without a reason, nothing unfinished",
+    budget: 5,
     needs: &[],
     unfit: ANYWHERE,
     run: |m| source::check(&m.root).map(|()| Tally::default()),
@@ -230,6 +259,7 @@ pub(crate) const QUICK: &[Suite] = &[
     Suite {
         name: "clippy",
         about: "clippy with warnings as errors: the native crates",
+        budget: 60,
         needs: &[Need::Component("clippy")],
         unfit: ANYWHERE,
         run: |m| {
@@ -242,6 +272,7 @@ pub(crate) const QUICK: &[Suite] = &[
     Suite {
         name: "test",
         about: "unit and integration tests of the native crates",
+        budget: 100,
         needs: &[],
         unfit: ANYWHERE,
         run: |m| {
@@ -260,6 +291,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "clippy",
         about: "clippy with warnings as errors, for the host, wasm32 and aarch64",
+        budget: 190,
         needs: &[Need::Component("clippy"), Need::Target(WASM), Need::Target(ARM_LINUX)],
         unfit: ANYWHERE,
         run: clippy,
@@ -269,6 +301,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "npm",
         about: "the npm package: build, contents of the tarball, type check, tests in Node, Chromium and Firefox",
+        budget: 560,
         needs: BROWSERS,
         unfit: ANYWHERE,
         run: |m| {
@@ -285,6 +318,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "test",
         about: "unit and integration tests of every crate",
+        budget: 280,
         needs: &[],
         unfit: ANYWHERE,
         run: |m| {
@@ -299,6 +333,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "smollm2",
         about: "SmolLM2, a trained model from PyPI, against llama.cpp and transformers",
+        budget: 25,
         needs: &[Need::SmolLm2],
         unfit: ANYWHERE,
         run: |m| {
@@ -311,12 +346,13 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "doc",
         about: "examples in the documentation and the README; rustdoc with warnings as errors",
+        budget: 30,
         needs: &[],
         unfit: ANYWHERE,
         run: |m| {
             let tally = native_but_gpu(m).arg("--doc").tests()?;
-            // All packages, as for clippy: what they depend on is checked once.
-            let doc = m.cargo().args("doc --profile suite --no-deps").all_packages_but(&[]);
+            // The packages of clippy: what they depend on is checked once.
+            let doc = m.cargo().args("doc --profile suite --no-deps").all_packages_but(&[BINDGEN]);
             doc.env("RUSTDOCFLAGS", "-Dwarnings").run()?;
             Ok(tally)
         },
@@ -326,6 +362,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "page",
         about: "the chat page in headless Chromium and Firefox, from the first keystroke to the streamed reply",
+        budget: 300,
         needs: BROWSERS,
         unfit: ANYWHERE,
         run: |m| {
@@ -338,12 +375,13 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "fuzz",
-        about: "five minutes of mutations for every reader and parser; docs/SECURITY.md has more",
+        about: "a minute of mutations for all readers and parsers; docs/SECURITY.md has more",
+        budget: 65,
         needs: &[],
         unfit: ANYWHERE,
         run: |m| {
             let targets = fuzz::targets(&m.root)?.len().max(1);
-            let seconds = FUZZ_SECONDS / targets as f64;
+            let seconds = FUZZ_SECONDS[usize::from(m.thorough)] / targets as f64;
             let mutations = native_but_gpu(m).args("--test mutations -- --show-output");
             mutations.env("SHOHIN_FUZZ_SECONDS", seconds.to_string()).tests()
         },
@@ -353,6 +391,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "wasm-browser",
         about: "the WebAssembly crate in Chromium and Node, with relaxed SIMD; its kernels in Chromium",
+        budget: 110,
         needs: &[
             Need::Target(WASM),
             Need::BindgenTestRunner,
@@ -368,6 +407,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "firmware",
         about: "chats on emulated Cortex-M and RISC-V boards: replies, memory, flash, instructions per token",
+        budget: 170,
         needs: firmware::NEEDS,
         unfit: ANYWHERE,
         run: |m| firmware::run(m, false),
@@ -377,6 +417,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "ffi",
         about: "the C interface: every function, with sanitizers and Valgrind, too; examples in C, C++ and Python; CMake, pkg-config",
+        budget: 45,
         needs: &[Need::Program(&GXX), Need::Program(&CMAKE), Need::Program(&VALGRIND)],
         unfit: || (!cfg!(unix)).then(|| "requires the compilers of a Unix system".into()),
         run: |m| {
@@ -392,6 +433,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "kotlin",
         about: "the Kotlin package over JNI on a desktop JVM; its native library compiles for Android",
+        budget: 35,
         needs: &[Need::Program(&JAVA), Need::Node, Need::Kotlin, Need::Target(ANDROID)],
         unfit: || (!cfg!(unix)).then(|| "requires a Unix system".into()),
         run: |m| {
@@ -407,6 +449,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "swift",
         about: "the Swift package against the C header, in clang; the library compiles for iOS",
+        budget: 10,
         needs: &[Need::Program(&CLANG), Need::Target(IOS)],
         unfit: || (!cfg!(unix)).then(|| "requires a Unix system".into()),
         run: |m| {
@@ -421,7 +464,8 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "wasm-node",
-        about: "on a 32-bit target, wasm32 with simd128, in Node: tests of core, fuzz targets; the program under WASI",
+        about: "on a 32-bit target, wasm32 with simd128, in Node: kernels, readers, fuzz targets; the program under WASI",
+        budget: 110,
         needs: &[Need::Target(WASI), Need::Node],
         unfit: ANYWHERE,
         run: |m| {
@@ -433,7 +477,11 @@ pub(crate) const SUITES: &[Suite] = &[
                 cargo.env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", SIMD128)
             };
             // In one command: core is built once, with the features of both.
-            let tests = cargo(TEST).args("--lib --tests").packages(PORTABLE).packages(&[FUZZ]);
+            let tests = cargo(TEST).packages(PORTABLE).packages(&[FUZZ]);
+            let tests = match m.thorough {
+                true => tests.args("--lib --tests"),
+                false => ON_32_BITS.iter().fold(tests, |tests, test| tests.arg("--test").arg(test)),
+            };
             let mut tally = tests.env(FUZZ_TIMES, "0.3").tests()?;
             tally.add(wasi::run(m, cargo, WASI)?);
             Ok(tally)
@@ -444,6 +492,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "no-std",
         about: "core compiles for Cortex-M4F, Cortex-M0 and RV32, with and without features; other suites: wasm32, aarch64",
+        budget: 40,
         needs: &[Need::Target(BARE_TARGETS[0]), Need::Target(BARE_TARGETS[1]), Need::Target(BARE_TARGETS[2])],
         unfit: ANYWHERE,
         run: |m| {
@@ -477,6 +526,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "sizes",
         about: "flash of the smallest chat for a Cortex-M7, compared with xtask/sizes.txt",
+        budget: 5,
         needs: firmware::SIZES_NEEDS,
         unfit: ANYWHERE,
         run: |m| firmware::sizes(m, false),
@@ -486,6 +536,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "neon",
         about: "kernels and forward pass on aarch64 under QEMU; dispatch on a processor without the dot product",
+        budget: 95,
         needs: &[Need::Target(ARM_LINUX), Need::Program(&ARM_GCC), Need::Program(&QEMU_ARM)],
         unfit: || (ARCH == "aarch64").then(|| "on aarch64 these tests are part of the suite `test`".into()),
         run: neon,
@@ -495,6 +546,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "x86",
         about: "dispatch on x86-64 processors without AVX2 and without AVX-512, under QEMU",
+        budget: 20,
         needs: &[Need::Program(&QEMU_X86)],
         unfit: || {
             let fit = cfg!(all(target_arch = "x86_64", target_os = "linux"));
@@ -507,6 +559,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "amx",
         about: "dispatch and kernels on a processor with AMX, under Bochs where this machine has none",
+        budget: 80,
         needs: &[Need::Program(&GXX), Need::Program(&MAKE), Need::Program(&XZ), Need::Amx],
         unfit: || {
             let fit = cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"));
@@ -519,6 +572,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "instructions",
         about: "instructions per token, compared with xtask/instructions.txt",
+        budget: 40,
         needs: instructions::NEEDS,
         unfit: instructions::unfit,
         run: |m| instructions::run(m, false),
@@ -528,6 +582,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "gpu",
         about: "the GPU engine compared with core, on Vulkan or Metal; in software if there is no GPU",
+        budget: 140,
         needs: &[Need::Vulkan],
         unfit: ANYWHERE,
         run: |m| {
@@ -544,6 +599,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "metal",
         about: "the kernels for Macs compared with core, as C++ on the CPU; whole models on them",
+        budget: 30,
         needs: &[Need::Program(&CLANG)],
         unfit: ANYWHERE,
         run: |m| metal(m)?.args("--lib --test metal -- kernel::tests races:: model::").tests(),
@@ -553,6 +609,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "cuda",
         about: "the CUDA kernels and their host code, on a CPU, compared with core; models split among GPUs",
+        budget: 80,
         needs: &[Need::Program(&GXX)],
         unfit: ANYWHERE,
         run: |m| {
@@ -566,12 +623,14 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "mpi",
         about: "models split among processes, with Open MPI on this machine; a killed process",
+        budget: 20,
         needs: &[Need::Component("clippy"), Need::Program(&MPICC), Need::Program(&MPIRUN), Need::LibClang],
         unfit: || (!cfg!(target_os = "linux")).then(|| "requires Linux".into()),
         run: |m| {
             let with_mpi = |cargo: Cmd| cargo.arg("--features").arg(format!("{CLI}/mpi"));
             // Among all packages, as in the suite `clippy`, so that only what uses MPI is checked again.
-            let lint = m.cargo().args("clippy --profile suite --all-targets").all_packages_but(&[]);
+            let lint =
+                m.cargo().args("clippy --profile suite --lib --bins --test mpi").all_packages_but(&[BINDGEN]);
             with_mpi(lint).args("-- -Dwarnings").run()?;
             with_mpi(native_but_gpu(m)).args("--test mpi").tests()
         },
@@ -581,6 +640,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "apple",
         about: "the Metal device and the library compile for Macs",
+        budget: 10,
         needs: &[Need::Target(APPLE)],
         unfit: ANYWHERE,
         run: |m| {
@@ -598,6 +658,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "budget",
         about: "what a first visit of the chat page costs: bytes, layout shift, the longest task",
+        budget: 60,
         needs: BROWSERS,
         unfit: ANYWHERE,
         run: |m| {
@@ -611,6 +672,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "demo",
         about: "`cargo xtask demo --check`",
+        budget: 20,
         needs: PAGE,
         unfit: ANYWHERE,
         run: |m| {
@@ -646,24 +708,32 @@ pub(crate) fn in_browsers(m: &Machine, tests: Cmd) -> Result<Cmd> {
 fn clippy(m: &mut Machine) -> Result<Tally> {
     let lint = |target: Option<&str>, packages: fn(Cmd) -> Cmd| {
         // In the profile of the tests, so that procedural macros and build scripts are compiled once.
-        let lint = packages(m.cargo().args("clippy --profile suite --all-targets"));
+        let lint = packages(m.cargo().args("clippy --profile suite"));
         let lint = target.into_iter().fold(lint, |lint, target| lint.arg("--target").arg(target));
         lint.args("-- -Dwarnings").run()
     };
-    lint(None, |cargo| cargo.all_packages_but(&[]).arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda")))?;
-    // All packages again, for the same features of the crates that they depend on.
-    lint(None, |cargo| cargo.all_packages_but(&[]))?;
+    lint(None, |cargo| {
+        let cargo = cargo.args("--all-targets").all_packages_but(&[BINDGEN]);
+        cargo.arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda"))
+    })?;
+    // What is compiled without these features; all packages again, for the same features of the crates that they depend on.
+    lint(None, |cargo| cargo.args("--lib --bins").all_packages_but(&[BINDGEN]))?;
+    if m.thorough {
+        // Two files, for which tools of the size of all other dependencies are checked.
+        m.cargo().args("clippy --profile suite").packages(&[BINDGEN]).args("-- -Dwarnings").run()?;
+    }
     // clippy does not work with the fallback toolchain.
     let ours = |target: &str| m.target_of(target) == m.target;
     if ours(WASM) {
-        lint(Some(WASM), |cargo| cargo.packages(&[CORE, WASM_SHELL]))?;
+        lint(Some(WASM), |cargo| cargo.args("--all-targets").packages(&[CORE, WASM_SHELL]))?;
         lint(Some(WASM), |cargo| {
-            cargo.packages(&[WASM_SHELL]).arg("--features").arg(format!("{WASM_SHELL}/gpu"))
+            let cargo = cargo.args("--all-targets").packages(&[WASM_SHELL]);
+            cargo.arg("--features").arg(format!("{WASM_SHELL}/gpu"))
         })?;
     }
     if ours(ARM_LINUX) {
-        // Only core has code specific to an instruction set.
-        lint(Some(ARM_LINUX), |cargo| cargo.packages(&[CORE]))?;
+        // Only core has code specific to an instruction set, and none of that is in tests.
+        lint(Some(ARM_LINUX), |cargo| cargo.args("--lib").packages(&[CORE]))?;
     }
     Ok(Tally::default())
 }
@@ -719,12 +789,15 @@ fn neon(m: &mut Machine) -> Result<Tally> {
             .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner)
             .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS", LESS_INLINED)
             .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", &linker)
+            // The portable kernels are slow to emulate, and the suite `test` has compared them.
+            .env(COMPARED_ELSEWHERE, SCALAR)
+            .env(BRIEF, "1")
     };
     // All kernels run on this processor, and whole models with every cache: to the bit what the reference gives,
     // which the suite `test` compares with other engines.
     let mut tally = on("max").args("--test parity --test quant").tests()?;
     tally.add(on("max").args("--test repack -- alike").tests()?);
-    tally.add(dispatch(on("cortex-a53").env(BRIEF, "1"), DISPATCH, "neon")?);
+    tally.add(dispatch(on("cortex-a53"), DISPATCH, "neon")?);
     Ok(tally)
 }
 
@@ -732,14 +805,11 @@ fn neon(m: &mut Machine) -> Result<Tally> {
 fn x86(m: &mut Machine) -> Result<Tally> {
     let qemu = m.program(&QEMU_X86)?;
     let mut tally = Tally::default();
-    for (cpu, isa) in [("Nehalem", "scalar"), ("Haswell", "avx2")] {
-        let tests = native_but_gpu(m);
+    for (cpu, isa, tests) in [("Nehalem", SCALAR, REPLIES), ("Haswell", "avx2", DISPATCH)] {
         let runner = format!("{} -cpu {cpu}", qemu.display());
-        tally.add(dispatch(
-            tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner).env(BRIEF, "1"),
-            DISPATCH,
-            isa,
-        )?);
+        let cargo = native_but_gpu(m).env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+        let cargo = cargo.env(BRIEF, "1").env(COMPARED_ELSEWHERE, SCALAR);
+        tally.add(dispatch(cargo, tests, isa)?);
     }
     Ok(tally)
 }
@@ -756,7 +826,7 @@ fn amx(m: &mut Machine) -> Result<Tally> {
     let xtask = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
     let emulate = Cmd::new(xtask, &m.root).arg("emulate").arg(static_parity(m)?);
     // Those of this machine were compared by the suite `test`.
-    dispatch(emulate.env(COMPARED_ELSEWHERE, native), PROMPTS, AMX)
+    dispatch(emulate.env(COMPARED_ELSEWHERE, native).env(BRIEF, "1"), PROMPTS, AMX)
 }
 
 /// Links the test `parity` of the suite `test` once more, as a static program without symbols, which the emulator needs. Cargo
