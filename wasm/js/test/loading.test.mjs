@@ -9,6 +9,7 @@ import { after, before, describe, test } from "node:test";
 import { Engine } from "shohin";
 import { launch, serve } from "./chromium.mjs";
 import { enlarged, origin, split } from "./gguf.mjs";
+import { thorough } from "./thorough.mjs";
 
 const DIST = new URL("../../dist/", import.meta.url);
 const small = await readFile(new URL("../../../models/sprout.gguf", import.meta.url));
@@ -474,7 +475,10 @@ describe("files in a page", () => {
     const { text, stages, bytes } = await load([2, 0, 1]);
     assert.deepEqual([text, stages], [TEXT, ["read", "prepare"]]);
     assert.ok(bytes > 0.99 * small.length && bytes < 1.01 * small.length, `${bytes}`);
-    if (!existsSync(new URL("webgpu.js", DIST))) return;
+  });
+
+  // webgpu.test.mjs loads the parts by their addresses.
+  test("are the parts of one model on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) || thorough.skip }, async () => {
     const gpu = await load([1, 2, 0], { backend: "webgpu", activations: "f32", context: 64 });
     assert.deepEqual([gpu.code, gpu.backend], [undefined, "webgpu"]);
   });

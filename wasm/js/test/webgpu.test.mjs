@@ -6,6 +6,7 @@ import { readFile } from "node:fs/promises";
 import { after, before, describe, test } from "node:test";
 import { launch, serve } from "./chromium.mjs";
 import { split } from "./gguf.mjs";
+import { thorough } from "./thorough.mjs";
 
 const DIST = new URL("../../dist/", import.meta.url);
 
@@ -92,7 +93,7 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     assert.deepEqual([gpu.reason, gpu.tokens], ["stop", cpu.tokens]);
   });
 
-  test("a tool call satisfies its schema, and a long prompt is computed as on the CPU", async () => {
+  test("a tool call satisfies its schema, and a long prompt is computed as on the CPU", thorough, async () => {
     const [gpu, cpu] = await both(async (engine) => {
       const tools = [{ type: "function", function: { name: "add", parameters: { type: "object", properties: { a: { enum: [3, 4] } }, required: ["a"], additionalProperties: false } } }];
       const { seed: _seed, ...finish } = await collect(engine.chat(ask("What is 3 and 4?"), { ...greedy, maxTokens: 60, thinking: false, tools, toolChoice: "required" }));
@@ -243,17 +244,18 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     }
   });
 
-  test("subgroups are used, and asked for by the engine alone", async () => {
+  /** What an engine asks for, or is refused, and what it uses, in a page of its own; nothing where there are no subgroups. */
+  async function subgroups(refuses) {
     const seen = await page.evaluate(async () => {
       const supported = (await navigator.gpu.requestAdapter()).features.has("subgroups") && navigator.gpu.wgslLanguageFeatures.has("subgroup_id");
       return { supported, named: gpu.info.isa.endsWith(", subgroups") };
     });
     assert.equal(seen.named, seen.supported);
-    if (!seen.supported) return;
+    if (!seen.supported) return undefined;
     const own = await browser.newPage();
     own.setDefaultTimeout(120_000);
     await own.goto(server.url);
-    const found = await own.evaluate(async () => {
+    const found = await own.evaluate(async (refuses) => {
       const { Engine } = await import("/local.js");
       const shaders = [];
       const create = GPUDevice.prototype.createShaderModule;
@@ -263,7 +265,6 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
       };
       const requests = [];
       const request = GPUAdapter.prototype.requestDevice;
-      let refuses = false;
       const watched = async function (descriptor) {
         const asked = [...(descriptor?.requiredFeatures ?? [])].includes("subgroups");
         requests.push(asked);
@@ -271,28 +272,29 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
         return request.call(this, descriptor);
       };
       GPUAdapter.prototype.requestDevice = watched;
-      const load = async () => {
-        requests.length = shaders.length = 0;
-        const loading = Engine.load("model.gguf", { backend: "webgpu", context: 64 });
-        const adapter = await navigator.gpu.requestAdapter();
-        // Of the page, in the meantime.
-        const untouched = !(await request.call(adapter)).features.has("subgroups") && GPUAdapter.prototype.requestDevice === watched;
-        const engine = await loading;
-        const { isa } = engine.info;
-        await engine.dispose();
-        const using = shaders.filter((code) => code.includes("subgroupAdd(")).length;
-        const enabled = shaders.filter((code) => code.includes("enable subgroups;")).length;
-        return { requests: [...requests], untouched: untouched && GPUAdapter.prototype.requestDevice === watched, named: isa.endsWith(", subgroups"), some: using > 0, all: enabled === shaders.length };
-      };
-      const first = await load();
-      refuses = true;
-      return [first, await load()];
-    });
-    assert.deepEqual(found, [
-      { requests: [true], untouched: true, named: true, some: true, all: true },
-      { requests: [true, false], untouched: true, named: false, some: false, all: false },
-    ]);
+      const loading = Engine.load("model.gguf", { backend: "webgpu", context: 64 });
+      const adapter = await navigator.gpu.requestAdapter();
+      // Of the page, in the meantime.
+      const untouched = !(await request.call(adapter)).features.has("subgroups") && GPUAdapter.prototype.requestDevice === watched;
+      const engine = await loading;
+      const { isa } = engine.info;
+      await engine.dispose();
+      const using = shaders.filter((code) => code.includes("subgroupAdd(")).length;
+      const enabled = shaders.filter((code) => code.includes("enable subgroups;")).length;
+      return { requests, untouched: untouched && GPUAdapter.prototype.requestDevice === watched, named: isa.endsWith(", subgroups"), some: using > 0, all: enabled === shaders.length };
+    }, refuses);
     await own.close();
+    return found;
+  }
+
+  test("subgroups are used, and asked for by the engine alone", async () => {
+    const found = await subgroups(false);
+    if (found) assert.deepEqual(found, { requests: [true], untouched: true, named: true, some: true, all: true });
+  });
+
+  test("subgroups that are refused are done without", thorough, async () => {
+    const found = await subgroups(true);
+    if (found) assert.deepEqual(found, { requests: [true, false], untouched: true, named: false, some: false, all: false });
   });
 
   test("a GPU without extensions says the same, and a lost one is named", async () => {
