@@ -15,6 +15,7 @@ use clap::Args;
 use serde_json::json;
 use shohin::core::chat::{Finish, FunctionCall, OverflowPolicy, Role, ToolChoice, function_name};
 use shohin::core::generate::Reason;
+use shohin::new_file::NewFile;
 use shohin::{Chat, ChatMessage, SamplerConfig, Timings};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -526,7 +527,12 @@ impl Terminal {
             messages.iter().map(|m| format!("**{}:** {}\n\n", name(m.role), m.text().trim())).collect()
         };
         let n = messages.len();
-        let written = std::fs::write(path, text);
+        let write = || {
+            let mut file = NewFile::private(path)?;
+            file.write_all(text.as_bytes())?;
+            file.finish()
+        };
+        let written = write();
         self.saved = path.canonicalize().ok();
         written.map_err(|e| file_error("write", path, &e))?;
         Ok(format!("({n} messages written to {argument})"))

@@ -8,7 +8,7 @@ use crate::terminal::{self, read_text};
 use crate::tokenize::parse_ids;
 use clap::Args;
 use shohin::Sequence;
-use shohin::convert::NewFile;
+use shohin::convert::new_file;
 use shohin::core::sample::Logprobs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -55,10 +55,9 @@ pub(crate) fn logits(args: &LogitsArgs, model: &ModelArgs) -> Result {
                 out.flush()?;
                 "standard output".into()
             } else {
-                let mut out = NewFile::create(path, args.force).map_err(of_options)?;
+                let mut out = new_file(path, args.force).map_err(of_options)?;
                 let written = write_rows(&mut *sequence, &tokens, &mut out).context(&place)?;
-                written.map_err(|error| file_error("write", path, &error))?;
-                out.finish()?;
+                written.and_then(|()| out.finish()).map_err(|error| file_error("write", path, &error))?;
                 path.display().to_string()
             };
             let (rows, vocab) = (tokens.len(), model.config().vocab_size);

@@ -1,7 +1,7 @@
 //! Conversations that are kept in a file between commands.
 
-use crate::error::{CliError, Result};
-use shohin::Chat;
+use crate::error::{CliError, Result, file_error};
+use shohin::{Chat, new_file};
 use std::path::Path;
 
 /// Goes on with the conversation in the file; returns the number of its messages, 0 if there is no file yet. A file that could
@@ -16,6 +16,7 @@ pub(crate) fn open(chat: &mut Chat, path: &Path) -> Result<usize> {
             }
         };
     }
+    new_file::check(path).map_err(|error| file_error("write", path, &error))?;
     chat.open(path)?;
     Ok(chat.messages().len())
 }

@@ -360,6 +360,34 @@ fn a_session_goes_on_in_the_next_command() {
     assert_eq!(fs::read(&path).unwrap(), bytes);
 }
 
+#[cfg(unix)]
+#[test]
+fn only_the_user_reads_a_conversation() {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |path: &str| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let (session, saved) = (temporary("private.session", ""), temporary("private.json", ""));
+    let chat = ["chat", "-n", "2", "--session", &session];
+    for path in [&session, &saved] {
+        fs::remove_file(path).unwrap();
+    }
+    for _ in 0..2 {
+        stdout(feed(&chat, format!("Hello!\n/save {saved}\n/save {saved}\n")));
+        assert_eq!((mode(&session), mode(&saved)), (0o600, 0o600));
+        fs::remove_file(&saved).unwrap();
+    }
+    // Shared on purpose, and then kept as it is.
+    fs::set_permissions(&session, fs::Permissions::from_mode(0o644)).unwrap();
+    stdout(feed(&chat, "Hello!"));
+    assert_eq!(mode(&session), 0o644);
+    fs::set_permissions(&session, fs::Permissions::from_mode(0o444)).unwrap();
+    let kept = fs::read(&session).unwrap();
+    let output = feed(&chat, "Hello!");
+    assert_eq!(output.status.code(), Some(1));
+    let refused = String::from_utf8(output.stderr).unwrap();
+    assert!(refused.contains(&format!("cannot write {session}: permission denied")), "{refused}");
+    assert!(output.stdout.is_empty() && fs::read(&session).unwrap() == kept);
+}
+
 #[test]
 fn a_session_keeps_its_instructions() {
     let path = temporary("system.session", "");

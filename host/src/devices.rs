@@ -4,6 +4,7 @@ use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
 use crate::model::Model;
+use crate::new_file::NewFile;
 use crate::weight_cache::WeightCache;
 use sha2::{Digest, Sha256};
 use shohin_core::cpu::Isa;
@@ -289,12 +290,11 @@ impl Measurements {
         lines.push((key.into(), speeds));
         let dir = self.0.parent().unwrap_or(&self.0);
         fs::create_dir_all(dir)?;
-        let mut file = tempfile::NamedTempFile::new_in(dir)?;
+        let mut file = NewFile::create(&self.0)?;
         for (key, Speeds { cpu, device }) in &lines[lines.len().saturating_sub(MOST)..] {
             writeln!(file, "{key} {cpu} {device}")?;
         }
-        file.persist(&self.0)?;
-        Ok(())
+        file.finish()
     }
 }
 

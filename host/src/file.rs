@@ -355,13 +355,3 @@ impl ModelFile {
         self.shards.iter().map(resident).sum()
     }
 }
-
-/// An unfinished file that is to be `path`; removed if it is not given a name. Like other new files, others may read it.
-pub(crate) fn unfinished(path: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".shohin-").suffix(".part");
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder.tempfile_in(directory)
-}

@@ -9,7 +9,7 @@
 
 pub use crate::error::HubError;
 use crate::error::{Error, Result};
-use crate::file;
+use crate::new_file::{NewFile, sync_folder};
 use crate::shard::shard_names;
 use sha2::{Digest, Sha256};
 use shohin_core::gguf::MAX_PARTS;
@@ -956,7 +956,8 @@ impl Part {
             return Err(error.into());
         }
         file.sync_all().map_err(|e| Failure::Io(io("write", &path)(e)))?;
-        fs::rename(&path, blob).map_err(|e| Failure::Io(io("write", blob)(e)))
+        let named = fs::rename(&path, blob).and_then(|()| sync_folder(blob));
+        named.map_err(|e| Failure::Io(io("write", blob)(e)))
     }
 }
 
@@ -985,10 +986,9 @@ fn write_whole(directory: &Path, name: &str, content: &[u8]) -> Result<()> {
     let write = || {
         // The name of a revision may have several parts.
         fs::create_dir_all(path.parent().unwrap_or(directory))?;
-        let mut file = file::unfinished(&path)?;
+        let mut file = NewFile::create(&path)?;
         file.write_all(content)?;
-        file.persist(&path)?;
-        Ok(())
+        file.finish()
     };
     write().map_err(io("write", &path))
 }

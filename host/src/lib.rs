@@ -59,6 +59,8 @@ pub mod memory;
 #[cfg(all(feature = "metal", target_os = "macos"))]
 mod metal;
 mod model;
+#[doc(hidden)]
+pub mod new_file;
 mod reader;
 pub mod scheduler;
 pub mod sequence;

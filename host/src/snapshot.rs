@@ -2,9 +2,10 @@
 
 use crate::chat::Chat;
 use crate::error::{Error, Result};
-use crate::file::{self, ModelFile};
+use crate::file::ModelFile;
 use crate::lora;
 use crate::model::Model;
+use crate::new_file::NewFile;
 use sha2::{Digest, Sha256};
 use shohin_core::KvFormat;
 use shohin_core::cache::{KvShape, blocks_to_rows, rows_to_blocks};
@@ -115,7 +116,8 @@ impl Chat {
         Ok(())
     }
 
-    /// Writes [`Chat::snapshot`] to a file; a file of this name is replaced when all is written.
+    /// Writes [`Chat::snapshot`] to a file. One that is there is replaced when all is written, and keeps its permissions; only
+    /// the user may read a new one.
     ///
     /// # Errors
     /// As [`Chat::snapshot`], and [`Error::Io`].
@@ -123,10 +125,9 @@ impl Chat {
         let path = path.as_ref();
         let bytes = self.snapshot()?;
         let failed = |source| Error::Io { action: "write", path: path.into(), source };
-        let mut temporary = file::unfinished(path).map_err(failed)?;
-        temporary.write_all(&bytes).map_err(failed)?;
-        temporary.persist(path).map_err(|error| failed(error.error))?;
-        Ok(())
+        let mut file = NewFile::private(path).map_err(failed)?;
+        file.write_all(&bytes).map_err(failed)?;
+        file.finish().map_err(failed)
     }
 
     /// Goes on with the conversation of a file written by [`Chat::save`], by `shohin chat --session`, or with the state

@@ -6,7 +6,8 @@ use super::folder::{NAME, WEIGHTS, parts_of_model};
 use super::tensor::{self, ROPE_FACTORS, Tensor};
 use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, pooling, tokenizer};
 use crate::error::{Error, Result};
-use crate::file::{self, ModelFile};
+use crate::file::ModelFile;
+use crate::new_file::NewFile;
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use serde_json::{Map, Value, json};
 use shohin_core::gguf::Gguf;
@@ -123,9 +124,9 @@ impl<'f> Folder<'f> {
             let shape = [tensor.rows, tensor.cols];
             (name, TensorView { name, tensor, shape, format: *format, state: &state })
         });
-        let temporary = file::unfinished(&weights).map_err(failed(&weights))?;
+        let file = NewFile::create(&weights).map_err(failed(&weights))?;
         let metadata = HashMap::from([(String::from("format"), String::from("pt"))]);
-        let saved = serialize_to_file(views, Some(metadata), temporary.path());
+        let saved = serialize_to_file(views, Some(metadata), file.unfinished());
         let State { report, error, .. } = state.into_inner();
         if let Some(error) = error {
             return Err(error.at(source));
@@ -134,11 +135,10 @@ impl<'f> Folder<'f> {
             safetensors::SafeTensorError::IoError(error) => failed(&weights)(error),
             error => ConvertError::SafeTensors { problem: error.to_string() }.at(&weights),
         })?;
-        temporary.as_file().sync_all().map_err(failed(&weights))?;
-        let mut bytes = temporary.as_file().metadata().map_err(failed(&weights))?.len();
+        let mut bytes = fs::metadata(file.unfinished()).map_err(failed(&weights))?.len();
         let had_model = out.join(CONFIG).exists();
         let replaced = if had_model { parts_of_model(out) } else { Vec::new() };
-        temporary.persist(&weights).map_err(|error| failed(&weights)(error.error))?;
+        file.finish().map_err(failed(&weights))?;
         for path in replaced.iter().filter(|path| **path != weights) {
             match fs::remove_file(path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(path)(error)),
@@ -148,10 +148,9 @@ impl<'f> Folder<'f> {
         for (name, text) in &self.files {
             let path = out.join(name);
             fs::create_dir_all(path.parent().unwrap_or(out)).map_err(failed(&path))?;
-            let mut file = file::unfinished(&path).map_err(failed(&path))?;
+            let mut file = NewFile::create(&path).map_err(failed(&path))?;
             file.write_all(text.as_bytes()).map_err(failed(&path))?;
-            file.as_file().sync_all().map_err(failed(&path))?;
-            file.persist(&path).map_err(|error| failed(&path)(error.error))?;
+            file.finish().map_err(failed(&path))?;
             bytes += text.len() as u64;
         }
         Ok(Converted { tensors: report, bytes })

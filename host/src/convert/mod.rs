@@ -12,7 +12,6 @@ mod float8;
 mod folder;
 mod grouped;
 mod json;
-mod new_file;
 mod onnx;
 mod peft;
 mod plan;
@@ -26,18 +25,19 @@ use crate::error::{Error, Result};
 use crate::file::ModelFile;
 use crate::map::Mmap;
 use crate::memory;
+use crate::new_file::NewFile;
 use crate::shard::shard_names;
 use folder::Folder;
 use plan::Plan;
 use shohin_core::Format;
 use shohin_core::gguf::{Id42, ReadOptions};
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
 pub use error::ConvertError;
 pub use export::convert_to_folder;
 pub use file_type::{FileType, Int8, Mix};
-pub use new_file::NewFile;
 pub use peft::convert_adapter;
 pub(crate) use peft::{adapter_in_memory, is_adapter_folder};
 pub use rules::TensorRule;
@@ -147,7 +147,7 @@ pub fn convert(
     // After the source was opened: whoever is told to replace a file can do so.
     let create = || match out.file_name().and_then(|name| shard_names(name.to_str()?)) {
         Some(_) => Err(ConvertError::NameOfPart.at(out)),
-        None => NewFile::create(out, options.replace),
+        None => new_file(out, options.replace),
     };
     if is_folder(source) {
         let folder = Folder::open(source)?;
@@ -176,8 +176,21 @@ fn save(
         progress(written, whole);
         Ok(())
     })?;
-    file.finish()?;
+    file.finish().map_err(failed)?;
     Ok(Converted { tensors, bytes: written })
+}
+
+/// Begins the file `out`. One that is there is replaced only if `replace` says so.
+///
+/// # Errors
+/// [`ConvertError::Exists`]; [`ConvertError::NotRegular`] for a folder, a pipe or a device; [`Error::Io`].
+#[doc(hidden)]
+pub fn new_file(out: &Path, replace: bool) -> Result<NewFile> {
+    match fs::metadata(out) {
+        Ok(found) if !found.is_file() => Err(ConvertError::NotRegular.at(out)),
+        Ok(_) if !replace => Err(ConvertError::Exists.at(out)),
+        _ => NewFile::create(out).map_err(|source| Error::Io { action: "write", path: out.into(), source }),
+    }
 }
 
 /// Whether `source` is read with the files of its folder, unlike a GGUF file.

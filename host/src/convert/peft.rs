@@ -5,7 +5,7 @@ use super::config::Config;
 use super::folder::{map, stored};
 use super::json::{Json, need_whole, number, present, string, wrong};
 use super::tensor::{self, Order, float, gguf_name, head_rows};
-use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, NewFile, is_folder};
+use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, is_folder, new_file};
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
 use serde_json::Value;
@@ -85,9 +85,10 @@ pub fn convert_adapter(
         Config::of_model(&config).map_err(|error| error.at(base))?
     };
     let (bytes, tensors) = read(source, &base)?;
-    let mut file = NewFile::create(out, options.replace)?;
-    file.write_all(&bytes).map_err(|source| Error::Io { action: "write", path: out.into(), source })?;
-    file.finish()?;
+    let failed = |source| Error::Io { action: "write", path: out.into(), source };
+    let mut file = new_file(out, options.replace)?;
+    file.write_all(&bytes).map_err(failed)?;
+    file.finish().map_err(failed)?;
     Ok(Converted { tensors, bytes: bytes.len() as u64 })
 }
 
