@@ -478,6 +478,23 @@ fn vocabularies() -> [Words; 2] {
     [Words { texts, ends: vec![end], vocabulary }, sprout]
 }
 
+/// The first of them without some bytes; longer tokens have these bytes all the same.
+fn without(lacking: impl Fn(u8) -> bool) -> Words {
+    let (mut texts, end) = pieces();
+    texts.iter_mut().filter(|text| matches!(text[..], [byte] if lacking(byte))).for_each(Vec::clear);
+    let vocabulary = Arc::new(Vocabulary::from_texts(texts.iter().map(|t| t.iter().copied()), &[end]));
+    Words { texts, ends: vec![end], vocabulary }
+}
+
+/// As SmolLM2; without ways to go on in a character, and in many; without letters and without white space.
+const LACKING: [fn(u8) -> bool; 5] = [
+    |byte| matches!(byte, 0x04 | 0x06 | 0x13 | 0x14 | 0x16 | 0x1D | 0xF1 | 0xF2),
+    |byte| matches!(byte, 0xA9 | 0xC2 | 0x9F),
+    |byte| (0x80..0xC0).contains(&byte) && byte != 0xB0,
+    |byte| matches!(byte, b'n' | b'b' | b'2' | b'\\' | 0xE6),
+    |byte| byte <= b' ',
+];
+
 fn is_set(bits: &[u32], token: usize) -> bool {
     bits.get(token / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
@@ -547,6 +564,95 @@ fn whatever_tokens_are_chosen_the_text_is_valid() {
         }
     }
     assert!(longest > 300, "{longest}");
+}
+
+/// Bytes without a token are in no text, and no text ends in front of one.
+#[test]
+fn a_vocabulary_may_lack_bytes() {
+    let mut random = Random::new(8);
+    let mut written = 0;
+    for lacking in LACKING {
+        let words = without(lacking);
+        for (schema, instances) in CASES {
+            let validator = validator(&serde_json::from_str(schema).unwrap());
+            let grammar = Grammar::json_schema(schema, Whitespace::None).unwrap();
+            let dense = bytes(grammar.clone());
+            let constraint = match Constraint::new(grammar, words.vocabulary.clone()) {
+                Ok(constraint) => constraint,
+                Err(error) => {
+                    assert_eq!(error.code(), "unsupported");
+                    // Numbers need all digits.
+                    let is_written = |text: &&str| !text.bytes().any(lacking) && takes(&dense, text);
+                    assert_eq!(instances.iter().find(|text| is_written(text)), None, "{schema}: {error}");
+                    continue;
+                }
+            };
+            let least = constraint.shortest() as usize;
+            for round in 0..12 {
+                let budget = if round < 4 { least + round } else { least + random.below(80) };
+                let text = walk(&mut constraint.clone(), &words, &mut random, budget.max(1), round % 3);
+                assert!(!text.iter().any(|byte| lacking(*byte)), "{schema}: {text:?}");
+                let text = String::from_utf8(text).expect("UTF-8");
+                let value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{schema}: {e}: {text}"));
+                assert!(validator.is_valid(&value), "{schema}: {text}");
+                written += 1;
+            }
+        }
+    }
+    assert!(written > 2400, "{written}");
+}
+
+#[test]
+fn only_what_can_be_written_is_chosen() {
+    // A text, the tokens of a vocabulary beside single letters, and what can be written of it.
+    let letters = |more: &[u8]| -> Arc<Vocabulary> {
+        let texts = (b'a'..=b'z').map(|byte| vec![byte]).chain(more.iter().map(|byte| vec![*byte]));
+        Arc::new(Vocabulary::from_texts(texts, &[]))
+    };
+    let choices = |texts: &[&str]| Grammar::choices(texts).unwrap();
+    let gbnf = |text: &str| Grammar::gbnf(text).unwrap();
+    let regex = |text: &str| Grammar::regex(text).unwrap();
+    for (grammar, more, taken) in [
+        // U+00E9 is 0xC3 0xA9; the first byte alone leads nowhere.
+        (choices(&["né", "no", "é"]), &[0xC3][..], "no"),
+        (choices(&["né", "no", "é"]), &[0xA9], "no"),
+        (choices(&["né", "nu"]), &[0xC3, 0xA9], "né"),
+        (regex("n(é|o)u?"), &[0xC3], "nou"),
+        (regex("[é-ü]x|y+"), &[0xC3], "yyy"),
+        // 0xC3 0xBC, at the other end of the class.
+        (regex("[é-ü]x|y+"), &[0xC3, 0xBC], "üx"),
+        (gbnf("root ::= \"a\" rest? end\nrest ::= \"é\" root | \"é\" rest \nend ::= \"z\""), &[0xC3], "az"),
+        (gbnf("root ::= (word (\"é\" word)*)\nword ::= [a-d] word | [a-d]"), &[0xC3], "abcd"),
+        (gbnf("root ::= a | b\na ::= \"x\" a \"é\" | \"é\"\nb ::= \"x\" b \"y\" | \"y\""), &[0xC3], "xxyyy"),
+    ] {
+        let mut constraint = Constraint::new(grammar.clone(), letters(more)).unwrap();
+        let tokens: Vec<u8> = (b'a'..=b'z').chain(more.iter().copied()).collect();
+        for byte in taken.bytes() {
+            // Each token leads to a state that another leads on from, or that is complete.
+            let allowed = constraint.allowed(usize::MAX).to_vec();
+            for token in (0..tokens.len()).filter(|&token| is_set(&allowed, token)) {
+                let mut after = constraint.clone();
+                assert!(after.accept(token as u32));
+                let goes_on = after.allowed(usize::MAX).iter().any(|word| *word != 0);
+                assert!(after.complete() || goes_on, "{taken}: {:x}", tokens[token]);
+            }
+            let token = tokens.iter().position(|token| *token == byte).unwrap();
+            assert!(is_set(&allowed, token), "{taken}: {byte:x}");
+            assert!(constraint.accept(token as u32), "{taken}: {byte:x}");
+        }
+        assert!(constraint.complete(), "{taken}");
+    }
+    for (grammar, byte) in [
+        (choices(&["né", "é"]), "0xC3"),
+        (regex("n+é"), "0xC3"),
+        (gbnf("root ::= \"a\" root | \"né\""), "0xC3"),
+        (json_schema(r#"{"type":"object"}"#).unwrap(), "0x7B"),
+    ] {
+        let refused = Constraint::new(grammar, letters(&[0xA9])).unwrap_err();
+        assert_eq!(refused.code(), "unsupported");
+        let refused = refused.to_string();
+        assert!(refused.starts_with(&format!("vocabulary is \"without byte {byte}\"")), "{refused}");
+    }
 }
 
 /// A schema with some bytes changed, removed, repeated, or taken from another schema.
@@ -762,9 +868,9 @@ fn models_keep_to_schemas_whatever_room_they_have() {
 fn the_tokens_that_may_come_are_those_that_a_try_finds() {
     let mut random = Random::new(2);
     let mut tried = 0;
-    for words in &vocabularies() {
+    for words in vocabularies().iter().chain(&LACKING.map(without)) {
         for (schema, grammar) in grammars() {
-            let mut constraint = Constraint::new(grammar, words.vocabulary.clone()).unwrap();
+            let Ok(mut constraint) = Constraint::new(grammar, words.vocabulary.clone()) else { continue };
             let fresh = constraint.clone();
             let mut left = constraint.shortest() as usize + 12;
             for _ in 0..12 {
@@ -775,6 +881,8 @@ fn the_tokens_that_may_come_are_those_that_a_try_finds() {
                     (!text.is_empty() && after.accept(token as u32)).then(|| after.shortest() as usize)
                 });
                 let tries: Vec<_> = tries.collect();
+                let nearest = tries.iter().flatten().min();
+                assert!(shortest == 0 || nearest.is_some_and(|after| *after < shortest as usize), "{schema}");
                 for left in [usize::MAX, left, shortest as usize + 2, shortest as usize + 1] {
                     let allowed = constraint.allowed(left).to_vec();
                     for (token, text) in words.texts.iter().enumerate() {

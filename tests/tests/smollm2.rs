@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 use shohin_core::chat::{self, ChatOptions, Message, Role, Template};
+use shohin_core::constrain::Constraint;
 use shohin_core::generate::{Event, Generation, GenerationOptions, drive};
 use shohin_core::gguf::GgufWriter;
 use shohin_core::sample::log_sum_exp;
@@ -298,12 +299,26 @@ fn reply(
     chat: &Value,
     kv: KvFormat,
 ) -> (Vec<u32>, String) {
+    answer(device, tokenizer, (&messages(chat), None), &SamplerConfig::greedy(), kv)
+}
+
+/// The tokens and the text of a reply to messages, which satisfies the constraint.
+fn answer(
+    device: &mut Cpu<'_, Vec<u8>>,
+    tokenizer: &Tokenizer<'_>,
+    (messages, constraint): (&[Message<'_>], Option<Constraint>),
+    sampler: &SamplerConfig,
+    kv: KvFormat,
+) -> (Vec<u32>, String) {
     let options = ChatOptions { template: Template::SMOLLM2, ..ChatOptions::default() };
-    let prompt = chat::encode(tokenizer, &messages(chat), &options).unwrap();
+    let prompt = chat::encode(tokenizer, messages, &options).unwrap();
     let mut session = Session::new(device, &in_format(kv)).unwrap();
-    let sampler = Sampler::new(&SamplerConfig::greedy(), tokenizer.vocab_size()).unwrap();
+    let sampler = Sampler::new(sampler, tokenizer.vocab_size()).unwrap();
     let limits = GenerationOptions { max_tokens: 40, ..GenerationOptions::default() };
     let mut generation = Generation::new(&prompt, 0, session.capacity(), sampler, limits).unwrap();
+    if let Some(constraint) = constraint {
+        generation.constrain(constraint);
+    }
     let mut text = String::new();
     drive(&mut generation, &mut Decoder { device, session: &mut session }, tokenizer, &mut |event| {
         if let Event::Token(token) = event {
@@ -347,4 +362,54 @@ fn greedy_replies_are_those_of_transformers() {
             assert_eq!(tokens.len(), want.len());
         }
     }
+}
+
+/// Its vocabulary lacks bytes of UTF-8 that no assigned character needs.
+#[cfg(feature = "json-schema")]
+#[test]
+fn replies_have_the_form_that_is_asked_for() {
+    use shohin_core::constrain::{Grammar, Vocabulary, Whitespace};
+    use std::sync::Arc;
+    let Some(file) = smollm2() else { return };
+    let gguf = Gguf::parse(&file).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+    let vocabulary = Arc::new(Vocabulary::new(&tokenizer));
+    let mut device = repacked(&file, &CpuOptions::default()).unwrap();
+    let hot = SamplerConfig { temperature: 2.0, top_k: 0, top_p: 1.0, seed: 7, ..SamplerConfig::bonsai() };
+    let mut ask = |text: &str, grammar: &Grammar, sampler: &SamplerConfig| {
+        let constraint = Constraint::new(grammar.clone(), vocabulary.clone()).unwrap();
+        let asked = ([Message::new(Role::User, text)], Some(constraint));
+        answer(&mut device, &tokenizer, (&asked.0, asked.1), sampler, KvFormat::F16).1
+    };
+    for (text, schema) in [
+        (
+            "Describe a cow as JSON.",
+            r#"{"type":"object","properties":{"name":{"type":"string","maxLength":12},"legs":{"type":"integer","minimum":0,"maximum":8},"sound":{"enum":["moo","meow"]}},"required":["name","legs","sound"],"additionalProperties":false}"#,
+        ),
+        (
+            "Name three colours in Greek.",
+            r#"{"type":"array","items":{"type":"string","pattern":"^[^ -~]{2,6}$"},"minItems":1,"maxItems":3}"#,
+        ),
+        ("Say anything at all.", r#"{"type":"object"}"#),
+    ] {
+        let grammar = Grammar::json_schema(schema, Whitespace::None).unwrap();
+        let validator = jsonschema::validator_for(&serde_json::from_str(schema).unwrap()).unwrap();
+        for sampler in [SamplerConfig::greedy(), hot] {
+            let reply = ask(text, &grammar, &sampler);
+            let value = serde_json::from_str(&reply).unwrap_or_else(|error| panic!("{reply}: {error}"));
+            assert!(validator.is_valid(&value), "{reply}");
+            println!("{reply}");
+        }
+    }
+    // U+40000 begins with a byte that the vocabulary lacks.
+    let choices = Grammar::choices(&["\u{40000}", "four", "forty\u{40000}"]).unwrap();
+    assert_eq!(ask("How many legs has a cow?", &choices, &hot), "four");
+    let unwritable = Grammar::choices(&["\u{40000}", "forty\u{40000}"]).unwrap();
+    let error = Constraint::new(unwritable, vocabulary.clone()).unwrap_err().to_string();
+    assert!(error.starts_with("vocabulary is \"without byte 0xF1\""), "{error}");
+    let date = ask("When did Armstrong land on the moon?", &Grammar::regex(r"\d{4}-[01]\d").unwrap(), &hot);
+    assert!(date.len() == 7 && date.as_bytes()[4] == b'-', "{date}");
+    let list = Grammar::gbnf("root ::= (\"- \" [^\\n]{1,9} \"\\n\"){2}").unwrap();
+    let list = ask("List two animals.", &list, &hot);
+    assert!(list.lines().count() == 2 && list.lines().all(|line| line.starts_with("- ")), "{list:?}");
 }

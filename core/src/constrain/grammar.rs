@@ -2,10 +2,12 @@
 #![forbid(unsafe_code)]
 
 use super::decimal::{Bounds, Digits, Part};
-use super::pattern::{NEVER, Pattern};
+use super::pattern::{Budget, NEVER, Pattern};
 use super::vocabulary::Vocabulary;
-use crate::error::{Error, Result};
+use super::writable::Writable;
+use crate::error::{Error, Name, Result};
 use alloc::boxed::Box;
+use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -141,6 +143,8 @@ pub struct Grammar {
     pub(super) root: NodeId,
     /// The containers from this node on may have white space.
     pub(super) spaced: NodeId,
+    /// The bytes of its texts; all of them until [`Grammar::spell`].
+    pub(super) writable: Writable,
     /// Fewest tokens of a text of each node: one per byte, except for texts counted by [`Grammar::spell`].
     shortest: Vec<u32>,
     /// Least nesting depth of a text of each node.
@@ -151,7 +155,12 @@ impl Grammar {
     /// The grammar without any text.
     pub(super) fn nothing() -> Grammar {
         let spaced = Whitespace::None.first();
-        Grammar { nodes: Vec::new(), root: NEVER, spaced, shortest: Vec::new(), height: Vec::new() }
+        Grammar::of(Vec::new(), NEVER, spaced)
+    }
+
+    fn of(nodes: Vec<Node>, root: NodeId, spaced: NodeId) -> Grammar {
+        let (shortest, height) = (Vec::new(), Vec::new());
+        Grammar { nodes, root, spaced, writable: Writable::ALL, shortest, height }
     }
 
     pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
@@ -203,7 +212,7 @@ impl Grammar {
             let (found, max) = (u64::from(found), u64::from(MAX_BEGINNINGS));
             return Err(error!(Limit { what: "number of ways to begin a part of the grammar", found, max }));
         }
-        let mut grammar = Grammar { nodes, root, spaced, shortest: Vec::new(), height: Vec::new() };
+        let mut grammar = Grammar::of(nodes, root, spaced);
         grammar.measure()?;
         if !grammar.fits(root, 0) {
             let expected = "a schema that some value satisfies, at most 64 containers deep and with numbers of at most 15 digits";
@@ -212,8 +221,12 @@ impl Grammar {
         Ok(grammar)
     }
 
-    /// Counts the tokens of its texts with this vocabulary.
+    /// Counts the tokens of its texts with this vocabulary, and drops those that it cannot write.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if no text is left, [`Error::Limit`] if that takes too long.
     pub(super) fn spell(&mut self, vocabulary: &Vocabulary) -> Result<()> {
+        let lacking = self.restrict(&vocabulary.writable)?;
         // Texts that are not counted keep one token per byte, which is also sound.
         let mut bytes = SPELLED;
         for node in &mut self.nodes {
@@ -228,7 +241,35 @@ impl Grammar {
                 _ => {}
             }
         }
-        self.measure()
+        self.measure()?;
+        for node in &mut self.nodes {
+            if let Node::Cases { texts, then } = node {
+                // A text that nothing can follow.
+                let height = |id: &NodeId| self.height.get(*id as usize).copied().unwrap_or(NEVER);
+                let mut goes_on = then.iter().map(|id| height(id) != NEVER).collect::<Vec<_>>().into_iter();
+                texts.retain(|_| goes_on.next() == Some(true));
+                then.retain(|id| height(id) != NEVER);
+            }
+        }
+        if !self.fits(self.root, 0) {
+            let lacking = lacking.or_else(|| self.writable.missing()).unwrap_or_default();
+            let (key, found) = (Name::new("vocabulary"), Name::new(format!("without byte 0x{lacking:02X}")));
+            let expected = "a token for each byte of a text that the format allows";
+            return Err(error!(Unsupported { key, found, expected }));
+        }
+        Ok(())
+    }
+
+    /// Drops the texts that have other bytes; returns one of these bytes, if it is known.
+    fn restrict(&mut self, writable: &Writable) -> Result<Option<u8>> {
+        self.writable = *writable;
+        let (mut budget, mut lacking) = (Budget::new(), None);
+        if *writable != Writable::ALL {
+            for node in &mut self.nodes {
+                lacking = lacking.or(node.restrict(writable, &mut budget)?);
+            }
+        }
+        Ok(lacking)
     }
 
     /// Computes the minima of each node. Both measures only decrease, and a round without a change ends the
@@ -289,7 +330,7 @@ impl Grammar {
                 NEVER => (NEVER, NEVER),
                 left => (add(left, 2), 0),
             },
-            Some(Node::Plain(pattern)) => match pattern.fewest() {
+            Some(Node::Plain(pattern)) => match pattern.fewest(&self.writable) {
                 NEVER => (NEVER, NEVER),
                 fewest => (fewest, 0),
             },
@@ -339,6 +380,61 @@ impl Grammar {
 }
 
 impl Node {
+    /// Drops the texts that have other bytes; returns one of these bytes, if it is known.
+    fn restrict(&mut self, writable: &Writable, budget: &mut Budget) -> Result<Option<u8>> {
+        let mut lacking = None;
+        let mut is_written = |text: &[u8]| {
+            let missing = text.iter().copied().find(|byte| !writable.has(*byte));
+            lacking = lacking.or(missing);
+            missing.is_none()
+        };
+        // What a value of this kind cannot do without.
+        let syntax = match self {
+            Node::Array { .. } => "[],",
+            Node::Object { .. } => "{}:,\"",
+            Node::String { .. } | Node::Pattern(_) => "\"",
+            Node::Number(Bounds { integer: true, .. }) => "-0123456789",
+            Node::Number(_) => "-.0123456789",
+            Node::Any(_)
+            | Node::Sequence { .. }
+            | Node::Texts(_)
+            | Node::Cases { .. }
+            | Node::Plain(_)
+            | Node::Free { .. } => "",
+        };
+        let may_be_written = match self {
+            Node::String { min: 1.., .. } if !writable.has_literal() => false,
+            Node::Free { marker, may_end: false, .. } => is_written(&marker.bytes),
+            _ => is_written(syntax.as_bytes()),
+        };
+        if !may_be_written {
+            *self = Node::Any(Vec::new());
+        }
+        match self {
+            Node::Texts(texts) => texts.retain(|text| is_written(&text.bytes)),
+            Node::Cases { texts, then } => {
+                let mut written = texts.iter().map(|text| is_written(&text.bytes));
+                then.retain(|_| written.next() == Some(true));
+                texts.retain(|text| writable.has_all(&text.bytes));
+            }
+            Node::Pattern(pattern) | Node::Plain(pattern) => return pattern.restrict(writable, budget),
+            Node::Object { properties, other, .. } => {
+                // Names that begin alike, and one character more, are those of other properties: there is one that none has.
+                *other = other.filter(|_| writable.short_characters() as usize > properties.len());
+                for property in properties.iter_mut().filter(|p| !is_written(&p.name.bytes)) {
+                    property.value = NEVER;
+                }
+            }
+            Node::Any(_)
+            | Node::Sequence { .. }
+            | Node::String { .. }
+            | Node::Number(_)
+            | Node::Array { .. }
+            | Node::Free { .. } => {}
+        }
+        Ok(lacking)
+    }
+
     /// The cost of measuring the node.
     fn size(&self) -> usize {
         match self {

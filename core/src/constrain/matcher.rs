@@ -510,7 +510,9 @@ impl Matcher {
             && let Some(&Link { below, .. }) = self.link(top)
             && self.spend(1)
         {
-            if let Some((top, node)) = self.next_part(grammar, top) {
+            if let Some((top, node)) = self.next_part(grammar, top)
+                && grammar.fits(node, self.depth(top))
+            {
                 self.begin(grammar, top, node, byte);
             }
             top = below;
@@ -551,7 +553,9 @@ impl Matcher {
                         let after = self.after(grammar, top);
                         self.go_on(grammar, after);
                     }
-                } else if let Some((state, quoted, value)) = pattern.step(state, quoted, value, byte) {
+                } else if let Some((state, quoted, value)) =
+                    pattern.step(state, quoted, value, byte, &grammar.writable)
+                {
                     self.emit(grammar, top, At::Pattern { node, state, quoted, value });
                 }
             }
@@ -773,7 +777,7 @@ impl Matcher {
             return self.colon(grammar, top, OTHER, properties.len() as u32);
         }
         // Names have one spelling, so that a known name cannot be written as another.
-        let quoted = quoted.step(byte, true);
+        let quoted = grammar.writable.step(quoted, byte, true);
         if self.name_left(grammar, top, from, to) || (other && quoted != Quoted::Dead) {
             // Only known names are left, so their length does not matter.
             let len = if from < to { len } else { 0 };
@@ -802,7 +806,7 @@ impl Matcher {
                 return;
             }
         }
-        let next = quoted.step(byte, false);
+        let next = grammar.writable.step(quoted, byte, false);
         if next != Quoted::Dead {
             let chars = match quoted {
                 // Without a maximum, all lengths beyond the minimum are equivalent.
@@ -858,7 +862,9 @@ impl Matcher {
         byte: u8,
     ) {
         let Some(Node::Plain(pattern)) = grammar.node(node) else { return };
-        let Some((state, quoted, value)) = pattern.step(state, quoted, value, byte) else { return };
+        let Some((state, quoted, value)) = pattern.step(state, quoted, value, byte, &grammar.writable) else {
+            return;
+        };
         if quoted == Quoted::Plain && pattern.ends(state) {
             let after = self.after(grammar, top);
             self.go_on(grammar, after);
@@ -924,7 +930,9 @@ impl Matcher {
                 .unwrap_or(0);
         }
         if matched == marker.len() {
-            self.emit(grammar, top, At::Value { node: *then, gap: Gap::NONE });
+            if grammar.fits(*then, self.depth(top)) {
+                self.emit(grammar, top, At::Value { node: *then, gap: Gap::NONE });
+            }
         } else {
             self.emit(grammar, top, At::Free { node, matched: matched as u32 });
         }
@@ -1000,7 +1008,7 @@ impl Matcher {
                 let Some(Node::Pattern(pattern)) = grammar.node(node) else { return NEVER };
                 let left = match quoted {
                     Quoted::Plain => pattern.left(state),
-                    _ => pattern.left_within(state, quoted, value),
+                    _ => pattern.left_within(state, quoted, value, &grammar.writable),
                 };
                 sum(&[left, 1, rest])
             }
@@ -1008,7 +1016,7 @@ impl Matcher {
                 let Some(Node::Plain(pattern)) = grammar.node(node) else { return NEVER };
                 let left = match quoted {
                     Quoted::Plain => pattern.left(state),
-                    _ => pattern.left_within(state, quoted, value),
+                    _ => pattern.left_within(state, quoted, value, &grammar.writable),
                 };
                 sum(&[left, rest])
             }

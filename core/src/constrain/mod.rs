@@ -44,15 +44,15 @@ mod plain;
 mod quoted;
 mod schema;
 mod vocabulary;
+mod writable;
 
 pub use grammar::{Grammar, Whitespace};
 pub(crate) use schema::Around;
 pub use vocabulary::Vocabulary;
 
-use crate::error::{Error, Name, Result};
+use crate::error::Result;
 use crate::sync::{Arc, Shareable};
 use alloc::boxed::Box;
-use alloc::format;
 use alloc::vec::Vec;
 use matcher::Matcher;
 use pattern::NEVER;
@@ -131,13 +131,9 @@ impl Constraint {
     /// A constraint at the beginning of a reply.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the vocabulary lacks a token for any single byte of UTF-8; with those, any
-    /// text can be completed.
+    /// [`Error::Unsupported`] if every text of the grammar has a byte without a token; other texts with such bytes are
+    /// left out. [`Error::Limit`] if finding them takes too long.
     pub fn new(mut grammar: Grammar, vocabulary: Arc<Vocabulary>) -> Result<Constraint> {
-        if let Some(byte) = vocabulary.missing() {
-            let (key, found) = (Name::new("vocabulary"), Name::new(format!("without byte 0x{byte:02X}")));
-            return Err(error!(Unsupported { key, found, expected: "a token for each byte of UTF-8" }));
-        }
         grammar.spell(&vocabulary)?;
         let mut constraint = Constraint {
             matcher: Matcher::new(&grammar),

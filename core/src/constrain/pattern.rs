@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 use super::quoted::Quoted;
+use super::writable::Writable;
 use crate::error::{Error, Result};
 use crate::sort;
 use alloc::boxed::Box;
@@ -32,7 +33,7 @@ const MAX_EDGES: usize = 1 << 20;
 pub(super) type Range = (u32, u32);
 
 /// Characters that are escaped with a backslash, and the letter after it.
-const ESCAPES: [(u32, u8); 7] =
+pub(super) const ESCAPES: [(u32, u8); 7] =
     [(8, b'b'), (9, b't'), (10, b'n'), (12, b'f'), (13, b'r'), (0x22, b'"'), (0x5C, b'\\')];
 
 /// Boundaries between characters that are written differently, or not at all.
@@ -652,7 +653,7 @@ impl Pattern {
             states.push(state);
         }
         let mut pattern = Pattern { states, plain };
-        pattern.measure(&mut net)?;
+        pattern.measure(&Writable::ALL, net.budget)?;
         Ok(pattern)
     }
 
@@ -706,14 +707,29 @@ impl Pattern {
         (least, most)
     }
 
+    /// Drops the strings that cannot be written; returns a byte that one of them lacks.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if the budget is too small.
+    pub(super) fn restrict(&mut self, writable: &Writable, budget: &mut Budget) -> Result<Option<u8>> {
+        let ranges = self.states.iter().flat_map(|state| &state.edges).map(|(range, _)| *range);
+        let lacking = ranges.filter(|range| writable.fewest(*range, self.plain).is_none());
+        let lacking = lacking.filter_map(|(from, _)| char::from_u32(from)).next();
+        let lacking =
+            lacking.and_then(|c| c.encode_utf8(&mut [0; 4]).bytes().find(|byte| !writable.has(*byte)));
+        self.states.iter_mut().filter(|state| state.left > 0).for_each(|state| state.left = NEVER);
+        self.measure(writable, budget)?;
+        Ok(lacking)
+    }
+
     /// Computes the distance of each state to the end, and drops states that never reach it.
-    fn measure(&mut self, net: &mut Net) -> Result<()> {
+    fn measure(&mut self, writable: &Writable, budget: &mut Budget) -> Result<()> {
         loop {
             let mut changed = false;
             for at in 0..self.states.len() {
                 let Some(state) = self.states.get(at) else { continue };
-                net.spend(state.edges.len() + 1)?;
-                let nearest = state.edges.iter().map(|&(range, to)| self.through(range, to)).min();
+                budget.spend(state.edges.len() + 1)?;
+                let nearest = state.edges.iter().map(|&edge| self.through(edge, writable)).min();
                 if let Some(state) = self.states.get_mut(at)
                     && let Some(nearest) = nearest.filter(|nearest| *nearest < state.left)
                 {
@@ -727,16 +743,16 @@ impl Pattern {
         }
         let dead: Vec<bool> = self.states.iter().map(|state| state.left == NEVER).collect();
         for state in &mut self.states {
-            state.edges.retain(|(_, to)| dead.get(*to as usize) == Some(&false));
+            state.edges.retain(|&(range, to)| {
+                dead.get(to as usize) == Some(&false) && writable.fewest(range, self.plain).is_some()
+            });
         }
         Ok(())
     }
 
     /// Fewest bytes to the end through the cheapest of these characters.
-    fn through(&self, (from, to): Range, next: u32) -> u32 {
-        let cheapest = WRITTEN.iter().chain([&ASTRAL, &from]).filter(|c| (from..=to).contains(*c));
-        let cheapest = cheapest.filter_map(|c| cost(*c, self.plain)).min().unwrap_or(NEVER);
-        cheapest.saturating_add(self.left(next))
+    fn through(&self, (range, next): (Range, u32), writable: &Writable) -> u32 {
+        writable.fewest(range, self.plain).unwrap_or(NEVER).saturating_add(self.left(next))
     }
 
     /// Fewest bytes from a state to the end.
@@ -745,9 +761,9 @@ impl Pattern {
     }
 
     /// Fewest bytes of a text that is not empty.
-    pub(super) fn fewest(&self) -> u32 {
+    pub(super) fn fewest(&self, writable: &Writable) -> u32 {
         let first = self.states.first().map(|state| &state.edges[..]).unwrap_or_default();
-        first.iter().map(|&(range, to)| self.through(range, to)).min().unwrap_or(NEVER)
+        first.iter().map(|&edge| self.through(edge, writable)).min().unwrap_or(NEVER)
     }
 
     /// Whether a text that has come to `state` ends there.
@@ -764,10 +780,11 @@ impl Pattern {
 
     /// Fewest bytes from within a character to the end; `quoted` gives its pending bytes, and `value` is the
     /// part decoded so far.
-    pub(super) fn left_within(&self, state: u32, quoted: Quoted, value: u32) -> u32 {
+    pub(super) fn left_within(&self, state: u32, quoted: Quoted, value: u32, writable: &Writable) -> u32 {
         let Some(edges) = self.states.get(state as usize).map(|state| &state.edges) else { return NEVER };
         if quoted == Quoted::Escape {
-            let lefts = ESCAPES.iter().filter_map(|(c, _)| self.next(state, *c)).map(|to| self.left(to));
+            let written = ESCAPES.iter().filter(|(_, letter)| writable.has(*letter));
+            let lefts = written.filter_map(|(c, _)| self.next(state, *c)).map(|to| self.left(to));
             return lefts.min().map_or(NEVER, |left| left + 1);
         }
         let pending = quoted.pending();
@@ -777,7 +794,8 @@ impl Pattern {
             _ => 0,
         });
         let to = (value << (6 * pending)) | ((1 << (6 * pending)) - 1);
-        let meets = edges.iter().filter(|((a, b), _)| *a <= to && from <= *b);
+        let can_be = |&(a, b): &Range| writable.fewest((a.max(from), b.min(to)), true).is_some();
+        let meets = edges.iter().filter(|(range, _)| range.0 <= to && from <= range.1 && can_be(range));
         meets.map(|(_, next)| self.left(*next)).min().map_or(NEVER, |left| left.saturating_add(pending))
     }
 
@@ -789,7 +807,11 @@ impl Pattern {
         quoted: Quoted,
         value: u32,
         byte: u8,
+        writable: &Writable,
     ) -> Option<(u32, Quoted, u32)> {
+        if !writable.has(byte) {
+            return None;
+        }
         let next = if self.plain { quoted.step_plain(byte) } else { quoted.step(byte, true) };
         let value = match quoted {
             _ if next == Quoted::Dead => return None,
@@ -801,7 +823,7 @@ impl Pattern {
         };
         match next {
             Quoted::Plain => Some((self.next(state, value)?, Quoted::Plain, 0)),
-            next => (self.left_within(state, next, value) != NEVER).then_some((
+            next => (self.left_within(state, next, value, writable) != NEVER).then_some((
                 state,
                 next,
                 if next == Quoted::Escape { 0 } else { value },

@@ -6,6 +6,7 @@
 
 use super::grammar::{Grammar, MAX_NODES, Node, NodeId, Text, Whitespace};
 use super::pattern::{Budget, Expression, Pattern, Range, Refused, others};
+use super::writable::Writable;
 use crate::error::{Error, Name, Result};
 use crate::sort;
 use alloc::boxed::Box;
@@ -360,7 +361,7 @@ impl Compiler {
         match item {
             Item::Regular(expression) => {
                 let pattern = Pattern::plain(expression, &mut self.budget)?;
-                match pattern.fewest() {
+                match pattern.fewest(&Writable::ALL) {
                     u32::MAX => Ok(None),
                     _ => self.add(Node::Plain(Box::new(pattern))).map(Some),
                 }

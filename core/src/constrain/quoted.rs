@@ -28,6 +28,12 @@ pub(super) enum Quoted {
 }
 
 impl Quoted {
+    /// The states within a character.
+    pub(super) const WITHIN: [Quoted; 13] = {
+        use Quoted::*;
+        [Escape, Hex4, HexD, Hex3, Hex2, Hex1, Tail1, Tail2, Tail3, AfterE0, AfterEd, AfterF0, AfterF4]
+    };
+
     /// The closing quote is handled by the caller. `short` allows only the escapes that Python's `json.dumps`
     /// writes, except four-digit ones: every text then has one spelling.
     pub(super) fn step(self, byte: u8, short: bool) -> Quoted {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::Error;
+use crate::error::Name;
 use crate::json;
 use alloc::string::{String, ToString};
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::quoted;
+use super::writable::Writable;
 use crate::sort;
 use crate::tokenizer::{TokenKind, Tokenizer};
 use alloc::vec;
@@ -100,6 +101,7 @@ pub struct Vocabulary {
     /// One bit per token: those without a `<`.
     pub(super) untagged: Vec<u32>,
     pub(super) ends: Vec<u32>,
+    pub(super) writable: Writable,
     /// The range of each token's bytes in `all`.
     ranges: Vec<(u32, u32)>,
     /// Most bytes of a token.
@@ -144,12 +146,22 @@ impl Vocabulary {
         };
         let mut order = sort::sorted(ranges.len(), &|a, b| text(a).cmp(text(b)));
         order.retain(|&token| !text(token).is_empty());
+        let mut single = [false; 256];
+        for &token in &order {
+            if let [byte] = *text(token)
+                && let Some(found) = single.get_mut(usize::from(byte))
+            {
+                *found = true;
+            }
+        }
+        let writable = Writable::new(|byte| single.get(usize::from(byte)) == Some(&true));
         let (mut plain, mut longest) = (vec![NOT_PLAIN; ranges.len()], 0);
         let mut untagged = vec![0u32; ranges.len().div_ceil(32)];
         for &token in &order {
             let text = text(token);
             longest = longest.max(text.len() as u32);
-            if let Some((slot, chars)) = plain.get_mut(token as usize).zip(quoted::plain(text)) {
+            let chars = quoted::plain(text).filter(|_| writable.has_all(text));
+            if let Some((slot, chars)) = plain.get_mut(token as usize).zip(chars) {
                 *slot = chars;
             }
             if let Some(word) = untagged.get_mut(token as usize / 32)
@@ -171,7 +183,18 @@ impl Vocabulary {
             }
             start = entry.end;
         }
-        Vocabulary { all, rest, plain, single, tagged, untagged, ends: ends.into(), ranges, longest }
+        Vocabulary {
+            all,
+            rest,
+            plain,
+            single,
+            tagged,
+            untagged,
+            ends: ends.into(),
+            writable,
+            ranges,
+            longest,
+        }
     }
 
     /// Sets the bits of tokens of `least` to `most` characters.
@@ -182,15 +205,6 @@ impl Vocabulary {
             let marks = chars.iter().enumerate().map(|(i, c)| u32::from((least..=most).contains(c)) << i);
             *word |= marks.fold(0, |all, mark| all | mark);
         }
-    }
-
-    /// The first byte of printable UTF-8 text that is not a token by itself.
-    pub(super) fn missing(&self) -> Option<u8> {
-        (0x20..=0xF4).filter(|b| !matches!(b, 0x7F | 0xC0 | 0xC1)).find(|&byte| {
-            let mut found = false;
-            self.all.beginnings(&[byte], |_| found = true);
-            !found
-        })
     }
 
     /// Number of tokens.
@@ -205,7 +219,7 @@ impl Vocabulary {
     }
 }
 
-/// Marks a token with quotes, escapes, control characters or incomplete characters.
+/// Marks a token with quotes, escapes, control characters, incomplete characters or bytes that are no tokens by themselves.
 pub(super) const NOT_PLAIN: u16 = u16::MAX;
 
 /// Most bytes of all tokens together.
