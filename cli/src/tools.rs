@@ -3,17 +3,31 @@
 use crate::error::{CliError, Result, file_error};
 use crate::terminal::{CtrlC, remark};
 use clap::Args;
+#[cfg(unix)]
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal},
+};
 use shohin::core::chat::FunctionCall;
 use std::env;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Most replies in a row that call functions.
 pub(crate) const MOST_ROUNDS: usize = 8;
 
-/// Most bytes of a result.
-const MOST_OUTPUT: u64 = 1 << 16;
+/// Maximum bytes of a result.
+const MOST_OUTPUT: usize = 1 << 16;
+
+/// How long output may take to arrive after its program has exited, and a program to exit after Ctrl-C.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How often a program is looked after that writes nothing.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Functions that the model may call, and their programs.
 #[derive(Clone, Debug, Args)]
@@ -65,8 +79,12 @@ fn is_there(program: &Path) -> bool {
 pub(crate) fn output(program: &Path, call: &FunctionCall) -> Result<String> {
     // Ctrl-C ends the program, not the chat.
     let interrupt = CtrlC::listen();
-    let started = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    let mut child = match started {
+    let mut command = Command::new(program);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    // A group of its own, so that nothing of it outlives the call.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => {
             // The conversation goes on: a call without a result would end it.
@@ -75,30 +93,129 @@ pub(crate) fn output(program: &Path, call: &FunctionCall) -> Result<String> {
             return Ok(reason);
         }
     };
-    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let arguments = call.arguments.clone();
-    let writer = std::thread::spawn(move || {
+    if let Some(mut stdin) = child.stdin.take() {
         // A program need not read its arguments.
-        let _ = stdin.map(|mut stdin| stdin.write_all(arguments.as_bytes()));
-    });
-    let mut bytes = Vec::new();
-    if let Some(stdout) = stdout {
-        stdout
-            .take(MOST_OUTPUT + 1)
-            .read_to_end(&mut bytes)
-            .map_err(|e| file_error("read from", program, &e))?;
+        thread::spawn(move || stdin.write_all(arguments.as_bytes()));
     }
-    // A program that writes without end is stopped by its closed output.
-    let status = child.wait().map_err(|e| file_error("run", program, &e))?;
-    let _ = writer.join();
-    if bytes.len() as u64 > MOST_OUTPUT {
-        return Ok(format!("error: the result is larger than {MOST_OUTPUT} bytes"));
-    }
-    if interrupt.pressed() {
-        return Ok("error: the user stopped this call".into());
-    }
+    let failed = |error| file_error("run", program, &error);
+    let (bytes, end) = run(&mut child, &interrupt).map_err(failed)?;
+    let status = child.wait().map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes).trim_end().to_string();
-    Ok(if status.success() { text } else { format!("error: {status}\n{text}").trim_end().into() })
+    Ok(match end {
+        _ if interrupt.pressed() => "error: the user stopped this call".into(),
+        End::TooLong => format!("error: the result is larger than {MOST_OUTPUT} bytes"),
+        End::Stopped => "error: the program waits for the terminal, which it does not have".into(),
+        End::Exited if status.success() => text,
+        End::Exited => format!("error: {status}\n{text}").trim_end().into(),
+    })
+}
+
+/// Why a program is no longer followed.
+enum End {
+    Exited,
+    /// Its output is longer than [`MOST_OUTPUT`].
+    TooLong,
+    /// It has no terminal to read from.
+    Stopped,
+}
+
+/// The output of a program, until it has exited or is ended. Whatever it has started is ended with it: its output might stay
+/// open for long.
+fn run(child: &mut Child, interrupt: &CtrlC) -> io::Result<(Vec<u8>, End)> {
+    let pieces = read(child.stdout.take());
+    let (mut bytes, mut end, mut deadline) = (Vec::new(), None, None::<Instant>);
+    loop {
+        match pieces.recv_timeout(PAUSE) {
+            Ok(piece) => bytes.extend(piece),
+            Err(RecvTimeoutError::Disconnected) if end.is_some() => break,
+            // It goes on without its output.
+            Err(RecvTimeoutError::Disconnected) => thread::sleep(PAUSE),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if bytes.len() > MOST_OUTPUT {
+            end = Some(End::TooLong);
+            break;
+        }
+        let late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+        if late && end.is_some() {
+            break;
+        }
+        if late {
+            stop(child)?;
+        } else if interrupt.pressed() && deadline.is_none() {
+            deadline = Some(Instant::now() + GRACE);
+            ask_to_stop(child)?;
+        }
+        if end.is_none()
+            && let Some(found) = has_ended(child)?
+        {
+            end = Some(found);
+            deadline = Some(Instant::now() + GRACE);
+            stop(child)?;
+        }
+    }
+    stop(child)?;
+    Ok((bytes, end.unwrap_or(End::Exited)))
+}
+
+/// What a program writes, piece by piece.
+fn read(output: Option<ChildStdout>) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = sync_channel(1);
+    if let Some(mut output) = output {
+        thread::spawn(move || {
+            let mut piece = vec![0; 1 << 13];
+            while let Ok(n @ 1..) = output.read(&mut piece)
+                && sender.send(piece.get(..n).unwrap_or_default().to_vec()).is_ok()
+            {}
+        });
+    }
+    receiver
+}
+
+/// Whether a program has exited, or has been stopped. The system remembers it until it is waited for, so that no other gets
+/// the number of its group meanwhile.
+#[cfg(unix)]
+fn has_ended(child: &mut Child) -> io::Result<Option<End>> {
+    use rustix::process::{WaitId, WaitIdOptions as Options, waitid};
+    let options = Options::EXITED | Options::STOPPED | Options::NOHANG | Options::NOWAIT;
+    let found = waitid(WaitId::Pid(Pid::from_child(child)), options)?;
+    Ok(found.map(|found| if found.stopped() { End::Stopped } else { End::Exited }))
+}
+
+#[cfg(unix)]
+fn ask_to_stop(child: &mut Child) -> io::Result<()> {
+    signal(child, Signal::INT)
+}
+
+#[cfg(unix)]
+fn stop(child: &mut Child) -> io::Result<()> {
+    signal(child, Signal::KILL)
+}
+
+/// Sends a signal to a program and what it has started.
+#[cfg(unix)]
+fn signal(child: &Child, signal: Signal) -> io::Result<()> {
+    match rustix::process::kill_process_group(Pid::from_child(child), signal) {
+        // macOS says of a group of programs that have all exited that it may not be ended.
+        Err(Errno::SRCH | Errno::PERM) => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+#[cfg(not(unix))]
+fn has_ended(child: &mut Child) -> io::Result<Option<End>> {
+    Ok(child.try_wait()?.map(|_| End::Exited))
+}
+
+#[cfg(not(unix))]
+fn ask_to_stop(child: &mut Child) -> io::Result<()> {
+    child.kill()
+}
+
+#[cfg(not(unix))]
+fn stop(child: &mut Child) -> io::Result<()> {
+    child.kill()
 }
 
 /// Whether every program belongs to a function.

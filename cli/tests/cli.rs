@@ -1811,9 +1811,62 @@ fn calls_of_tools_have_arguments_that_fit() {
 }
 
 #[cfg(unix)]
+const ADD: &str = r#"[{"type":"function","function":{"name":"add","parameters":{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}}}]"#;
+
+/// What a chat gets as the results of a shell script.
+#[cfg(unix)]
+fn results_of(name: &str, script: &str) -> Vec<String> {
+    let shape = Shape { context: 2048, ..Shape::tiny() };
+    let model = Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    let model = temporary(&format!("{name}.gguf"), model);
+    let saved = temporary(&format!("{name}.json"), "");
+    fs::remove_file(&saved).unwrap();
+    let program = temporary(&format!("{name}.sh"), format!("#!/bin/sh\n{script}\n"));
+    Command::new("chmod").args(["+x", &program]).status().unwrap();
+    let tool = format!("add={program}");
+    let chat = ["chat", "-m", &model, "--tools", ADD, "--tool-choice", "required", "-n", "150"];
+    let chat = with(&with(&chat, &WILD), &["--tool", &tool, "--yes"]);
+    stdout(feed(&chat, format!("Add!\n/save {saved}\n")));
+    let messages: Value = serde_json::from_slice(&fs::read(&saved).unwrap()).unwrap();
+    let results = messages["messages"].as_array().unwrap().iter().filter(|m| m["role"] == "tool");
+    let results: Vec<String> = results.map(|m| m["content"].as_str().unwrap().into()).collect();
+    assert!(!results.is_empty());
+    results
+}
+
+/// The output stays open as long as any of them runs.
+#[cfg(unix)]
+#[test]
+fn a_call_ends_with_its_program_whatever_that_has_started() {
+    let pipe = temporary("open.fifo", "");
+    fs::remove_file(&pipe).unwrap();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let open = {
+        let pipe = pipe.clone();
+        std::thread::spawn(move || fs::read(pipe).unwrap())
+    };
+    for result in results_of("started", &format!("exec 3<>{pipe}\n(sleep 20; echo late) &\necho started")) {
+        assert_eq!(result, "started");
+    }
+    // All that had it open have been ended.
+    assert_eq!(open.join().unwrap(), b"");
+    let results = results_of("interrupted", "echo begun\nkill -INT $PPID\nsleep 20\necho late");
+    assert!(results.iter().all(|result| result == "error: the user stopped this call"), "{results:?}");
+    #[cfg(target_os = "linux")]
+    {
+        // In a session of its own it is not ended, but not waited for either.
+        let flag = temporary("detached.flag", "");
+        let waits = format!("while [ -e {flag} ]; do sleep 0.1; done; echo late");
+        let results = results_of("detached", &format!("setsid sh -c '{waits}' &\necho started"));
+        assert!(results.iter().all(|result| result == "started"), "{results:?}");
+        fs::remove_file(&flag).unwrap();
+    }
+}
+
+#[cfg(unix)]
 #[test]
 fn a_chat_runs_the_programs_of_functions_that_may_run() {
-    let tools = r#"[{"type":"function","function":{"name":"add","parameters":{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}}}]"#;
+    let tools = ADD;
     let shape = Shape { context: 2048, ..Shape::tiny() };
     let model = temporary("programs.gguf", Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap());
     let saved = temporary("programs.json", "");
