@@ -14,6 +14,9 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
+/// Tokens of a window unless asked for others.
+const WINDOW: usize = 512;
+
 /// Measure the perplexity of a text
 ///
 /// The text is cut into overlapping windows. Each window scores the tokens that no earlier one has scored,
@@ -47,9 +50,10 @@ pub(crate) struct EvalArgs {
 pub(crate) fn eval(args: &EvalArgs, model: &ModelArgs) -> Result {
     let place = terminal::place(&args.text);
     let text = read_text(&args.text)?;
-    let (options, model) = (model, model.load_for(args.window.map_or(0, |n| n as usize))?);
+    let asked = args.window.map_or(WINDOW, |n| n as usize);
+    let (options, model) = (model, model.load_for(asked)?);
     let longest = options.longest(&model);
-    let window = args.window.map_or(longest.min(512), |n| n as usize);
+    let window = if args.window.is_none() { asked.min(longest) } else { asked };
     if window > longest {
         return Err(CliError::usage(format_args!(
             "--window is {window}, expected at most {longest} {}",

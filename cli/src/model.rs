@@ -305,15 +305,19 @@ impl ModelArgs {
 
     /// Loads the model.
     pub(crate) fn load(&self) -> Result<Model> {
-        self.load_for(0)
+        self.loaded(self.builder())
     }
 
     /// Loads the model for a sequence of `tokens`, unless `--context` says for which.
     pub(crate) fn load_for(&self, tokens: usize) -> Result<Model> {
         let mut builder = self.builder();
         if self.context.is_none() && self.is_alone() {
-            builder = builder.context_at_least(tokens);
+            builder = builder.context(tokens);
         }
+        self.loaded(builder)
+    }
+
+    fn loaded(&self, builder: shohin::Builder) -> Result<Model> {
         let model = builder.load_file(&self.open()?)?;
         self.remark_on_choice(&model);
         Ok(model)

@@ -985,6 +985,41 @@ fn the_loss_is_that_of_the_trainer() {
     assert!((found - trainer["mean_next_token_loss"].as_f64().unwrap()).abs() < 1e-4, "{found}");
 }
 
+/// As transformers computes them (`tests/oracle/rope_scaling.py`).
+#[test]
+fn logits_of_dynamic_ntk_are_those_for_the_tokens() {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/hf/qwen3");
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-dynamic", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    for file in fs::read_dir(source).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+    }
+    let config = folder.join("config.json");
+    let mut changed: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    changed["rope_parameters"] =
+        serde_json::json!({ "rope_type": "dynamic", "rope_theta": 1e6, "factor": 8.0 });
+    changed["max_position_embeddings"] = 4.into();
+    fs::write(&config, changed.to_string()).unwrap();
+
+    let texts: Value = serde_json::from_slice(&fs::read(folder.join("texts.json")).unwrap()).unwrap();
+    let ids: Vec<String> = texts[0][1].as_array().unwrap().iter().map(Value::to_string).collect();
+    let want = fs::read(folder.join("logits.dynamic")).unwrap();
+    let floats =
+        |bytes: &[u8]| bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect::<Vec<f32>>();
+    let exact = ["-m", folder.to_str().unwrap(), "--act", "f32", "--kv", "f32"];
+    let rows = logits("dynamic", &ids.join(" "), &exact).concat();
+    assert_eq!(rows.len(), floats(&want).len());
+    let worst = rows.iter().zip(floats(&want)).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+    assert!(worst < 1e-4, "{worst}");
+
+    let text = temporary("dynamic.txt", texts[0][0].as_str().unwrap());
+    let eval = with(&["eval", &text, "--window", "8", "--json"], &exact);
+    let loss = |args: &[&str]| json(args)["nats_per_token"].as_f64().unwrap();
+    assert_eq!(loss(&eval), loss(&with(&eval, &["-c", "8"])));
+    assert!(loss(&eval) != loss(&with(&eval, &["-c", "32"])));
+    fs::remove_dir_all(&folder).unwrap();
+}
+
 /// transformers takes the frequencies for the length of the sequence, too.
 #[test]
 fn a_sequence_over_the_default_context_has_its_frequencies() {

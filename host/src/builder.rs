@@ -105,12 +105,6 @@ impl Builder {
         self
     }
 
-    /// [`Builder::context`], if it is less than `tokens`.
-    pub fn context_at_least(mut self, tokens: usize) -> Self {
-        self.context = self.context.max(tokens);
-        self
-    }
-
     /// Format of the KV cache; [`KvFormat::F16`] unless set.
     pub fn kv(mut self, format: KvFormat) -> Self {
         self.kv = format;
