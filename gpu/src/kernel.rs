@@ -253,11 +253,11 @@ impl Product<'_> {
             Acts::Int8 { .. } => source.dot4(ext).part(part!("input_int8")),
             Acts::F32(_) => source.part(part!("input_f32")),
         };
-        source.part(match self.output {
-            Output::Store => part!("output_store"),
-            Output::Add => part!("output_add"),
-            Output::Swiglu => part!("output_swiglu"),
-        })
+        match self.output {
+            Output::Store => source.bool("ADD", false).part(part!("output_plain")),
+            Output::Add => source.bool("ADD", true).part(part!("output_plain")),
+            Output::Swiglu => source.part(part!("output_swiglu")),
+        }
     }
 
     fn kernel(&self, gpu: &Gpu, entry: &str, source: Source, step: Option<&Buffer>, grid: Grid) -> Kernel {
@@ -275,7 +275,6 @@ impl Product<'_> {
         let ext = gpu.extensions();
         let halves = self.chunk.packed.has_half_units();
         let source = self.source(ext).group(ext, 64).part(match self.acts {
-            Acts::Int8 { .. } if halves => concat!(part!("words_sum"), part!("gemv_int8_16")),
             Acts::Int8 { .. } => part!("gemv_int8"),
             Acts::F32(_) if halves || self.chunk.packed.is_float() => part!("gemv_float"),
             Acts::F32(_) => part!("gemv_f32"),
@@ -286,9 +285,6 @@ impl Product<'_> {
     /// Tiles of 32 rows.
     pub(crate) fn gemm(&self, gpu: &Gpu, step: &Buffer) -> Kernel {
         let source = self.source(gpu.extensions()).part(match self.acts {
-            Acts::Int8 { .. } if self.chunk.packed.has_half_units() => {
-                concat!(part!("words_sum"), part!("gemm_int8_16"))
-            }
             Acts::Int8 { .. } => part!("gemm_int8"),
             Acts::F32(_) => part!("gemm_f32"),
         });

@@ -28,6 +28,7 @@ pub(crate) fn shader(packed: PackedFormat, source: Source, rows: usize, cols: us
     let mut source = source
         .u32("GROUP_SHIFT", packed.group.div_ceil(32).ilog2() as usize)
         .u32("SCALE_WORDS", packed.scale_words(cols))
+        .u32("UNIT_GROUPS", 1 + usize::from(packed.has_half_units()))
         .i32("CODE_FACTOR", facts.factor)
         .i32("CODE_OFFSET", facts.offset);
     if let Some(levels) = facts.levels {
@@ -37,9 +38,7 @@ pub(crate) fn shader(packed: PackedFormat, source: Source, rows: usize, cols: us
     let source = if packed.scales == Scales::F16 && !packed.minima && !packed.has_half_units() {
         source.part(part!("scale"))
     } else {
-        let source = source
-            .u32("UNIT_GROUPS", 1 + usize::from(packed.has_half_units()))
-            .u32("SCALE_PARTS", packed.parts());
+        let source = source.u32("SCALE_PARTS", packed.parts());
         let source = match packed.scales {
             Scales::F16 => source.part(part!("scale_f16")),
             Scales::F32 => source.part(part!("scale_f32")),

@@ -40,6 +40,11 @@ pub(crate) fn head(extensions: Extensions) -> String {
 pub(crate) struct Source(String);
 
 impl Source {
+    pub(crate) fn bool(mut self, name: &str, value: bool) -> Self {
+        let _ = writeln!(self.0, "const {name} = {value};");
+        self
+    }
+
     pub(crate) fn u32(mut self, name: &str, value: usize) -> Self {
         let _ = writeln!(self.0, "const {name} = {value}u;");
         self

@@ -1,4 +1,4 @@
-// y = W x
+// y = W x, or y += W x: a block's result joins the residual stream.
 
 // (tokens, OUTPUT_STRIDE)
 @group(0) @binding(4) var<storage, read_write> output: array<f32>;
@@ -12,7 +12,11 @@ fn put(token: u32, row: u32, value: vec4<f32>) {
     let at = token * OUTPUT_STRIDE + FIRST_ROW + row;
     for (var i = 0u; i < 4u; i++) {
         if row + i < ROWS {
-            output[at + i] = value[i];
+            if ADD {
+                output[at + i] += value[i];
+            } else {
+                output[at + i] = value[i];
+            }
         }
     }
 }
