@@ -1,7 +1,7 @@
 //! The CUDA driver, loaded when it is first used.
 
 use crate::driver::{Driver, LaunchSize};
-use crate::error::{Error, Result};
+use crate::error::{CudaFailure, Error, Result};
 use core::ffi::c_void;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 use shohin_core::Name;
@@ -77,13 +77,14 @@ impl Drop for CudaGraph {
 }
 
 fn absent(problem: &str) -> Error {
-    Error::Absent { problem: Name::new(problem) }
+    CudaFailure::Absent { problem: Name::new(problem) }.into()
 }
 
 fn refused(call: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| {
         let text = error.error_string().ok().map(|text| text.to_string_lossy().into_owned());
-        Error::Driver { call, problem: Name::new(text.unwrap_or_else(|| format!("{:?}", error.0))) }
+        let problem = Name::new(text.unwrap_or_else(|| format!("{:?}", error.0)));
+        CudaFailure::Driver { call, problem }.into()
     }
 }
 
@@ -124,7 +125,7 @@ impl Cuda {
     /// Opens GPU `number`.
     ///
     /// # Errors
-    /// [`Error::Absent`] without a driver or such a GPU.
+    /// [`CudaFailure::Absent`] without a driver or such a GPU.
     pub fn open(number: usize) -> Result<Cuda> {
         Cuda::open_with(number, || ())
     }
@@ -185,12 +186,12 @@ impl Cuda {
     /// Refuses more GPUs than there are.
     ///
     /// # Errors
-    /// [`Error::Absent`] without a driver, [`Error::TooFewGpus`].
+    /// [`CudaFailure::Absent`] without a driver, [`CudaFailure::TooFewGpus`].
     pub fn require(expected: usize) -> Result<()> {
         check_library()?;
         let count = CudaContext::device_count().map_err(refused("cuDeviceGetCount"))?;
         let found = count.max(0) as usize;
-        if found < expected { Err(Error::TooFewGpus { expected, found }) } else { Ok(()) }
+        if found < expected { Err(CudaFailure::TooFewGpus { expected, found }.into()) } else { Ok(()) }
     }
 
     /// Waits while another thread records: what this one does would be a part of its graph, or end the recording.

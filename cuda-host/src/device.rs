@@ -1,4 +1,4 @@
-//! An NVIDIA GPU as a [`Device`]: scratch memory, and the launches of each operation.
+//! An NVIDIA GPU: scratch memory, and the launches of each operation.
 
 mod group;
 mod kernels;
@@ -9,21 +9,19 @@ use self::kernels::{Kernels, THREADS};
 use self::launches::{Choices, Epilogue, Products, Shape, inputs};
 use crate::args::{ArgmaxArgs, CacheArgs};
 use crate::driver::{Driver, HostMemory, Memory, Recording};
-use crate::error::{Error, Result};
+use crate::error::{CudaFailure, Result};
 use crate::model::CudaModel;
 use bytemuck::cast_slice;
 use core::iter::repeat_n;
+use core::ops::Range;
+use shohin_accelerator::{Accelerator, Backend, Cache, KvShape, Outputs, new_id, run_rows};
 use shohin_core::cache::FlatKv;
-use shohin_core::device::{
-    Batch, BlockingDevice, Output, Readout, ScratchOptions, SessionOptions, Sink, check_caches, ready,
-    unordered,
-};
+use shohin_core::device::{Batch, Readout, ScratchOptions, SessionOptions};
 use shohin_core::model::program::Heads;
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
-use shohin_core::{Activations, Device, Error as CoreError};
+use shohin_core::Activations;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Rows of a prompt that a device computes together, unless told otherwise: weights are read once for all of them.
 pub const BATCH: usize = 512;
@@ -74,25 +72,21 @@ impl<D: Driver> Step<D> {
     }
 }
 
-/// Keys and values of one sequence. All memory is allocated when it is created.
+/// Keys and values of one sequence.
 pub struct CudaCache<D: Driver> {
-    /// The device that it was made by.
-    device: u64,
     /// Unique in the process.
     id: u64,
     options: SessionOptions,
     /// `(layers, keys and values, bytes)`
     memory: Memory<D>,
-    layers: usize,
     /// Of the keys or the values of a layer, a multiple of 256.
     bytes: usize,
 }
 
 impl<D: Driver> CudaCache<D> {
-    /// Where keys and values of each layer begin.
-    fn buffers(&self) -> impl Iterator<Item = u64> + use<D> {
-        let (address, bytes) = (self.memory.address(), self.bytes as u64);
-        (0..2 * self.layers as u64).map(move |i| address + i * bytes)
+    /// Where a part begins: keys and values of each layer in turn.
+    fn part(&self, part: usize) -> u64 {
+        self.memory.address() + (part * self.bytes) as u64
     }
 
     fn args(&self, heads: Heads) -> CacheArgs {
@@ -124,8 +118,11 @@ type GraphKey = (Shape, Option<(Readout, usize)>);
 /// Graphs of a device, which sequences that come and go in a server may need in turn.
 const GRAPHS: usize = 64;
 
-/// A model on an NVIDIA GPU: scratch memory for a batch. Runs any number of sequences.
-pub struct CudaDevice<D: Driver> {
+/// A model on an NVIDIA GPU.
+pub type CudaDevice<D> = Accelerator<CudaBackend<D>>;
+
+/// Scratch memory for a batch, and the kernels.
+pub struct CudaBackend<D: Driver> {
     /// The latest used last. NCCL waits for the end of graphs with its exchanges before its own, and needs
     /// the GPU for that: they are dropped before `rank`, and before the memory.
     graphs: Vec<(GraphKey, D::Graph)>,
@@ -152,27 +149,27 @@ pub struct CudaDevice<D: Driver> {
     best_of_blocks: Memory<D>,
     /// Of a split program.
     rank: Option<Rank<D>>,
-    logits: Vec<f32>,
-    bytes: Vec<u8>,
 }
 
-impl<D: Driver> core::fmt::Debug for CudaDevice<D> {
+impl<D: Driver> core::fmt::Debug for CudaBackend<D> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("CudaDevice").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("CudaBackend").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
-fn new_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-impl<D: Driver> CudaDevice<D> {
-    /// Allocates scratch memory.
+impl<D: Driver> CudaModel<D> {
+    /// A device that runs the model.
     ///
     /// # Errors
-    /// For an option outside its range, or [`Error::OutOfMemory`].
-    pub fn new(model: &Arc<CudaModel<D>>, options: &ScratchOptions) -> Result<CudaDevice<D>> {
+    /// For an option outside its range, or [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn device(self: &Arc<Self>, options: &ScratchOptions) -> Result<CudaDevice<D>> {
+        Ok(Accelerator::new(CudaBackend::new(self, options)?))
+    }
+}
+
+impl<D: Driver> CudaBackend<D> {
+    /// Allocates scratch memory.
+    fn new(model: &Arc<CudaModel<D>>, options: &ScratchOptions) -> Result<CudaBackend<D>> {
         let options = options.fitted(model.config())?;
         let (driver, program, batch) = (&model.driver, model.program(), options.batch);
         let mut integers = vec![false; program.buffers.len()];
@@ -192,7 +189,7 @@ impl<D: Driver> CudaDevice<D> {
         let heads = program.heads;
         // Stages of a pipeline after the first read out nothing.
         let logit_rows = if program.head.is_empty() { 0 } else { options.logit_rows };
-        Ok(CudaDevice {
+        Ok(CudaBackend {
             graphs: Vec::new(),
             id: new_id(),
             model: Arc::clone(model),
@@ -209,8 +206,6 @@ impl<D: Driver> CudaDevice<D> {
             best: HostMemory::new(driver, 8 * logit_rows)?,
             best_of_blocks: Memory::new(driver, (8 * ARGMAX_BLOCKS + 4) * logit_rows)?,
             rank: None,
-            logits: Vec::new(),
-            bytes: Vec::new(),
         })
     }
 
@@ -219,17 +214,10 @@ impl<D: Driver> CudaDevice<D> {
         &self.model
     }
 
-    /// The lengths of the runs of heads that a layer of an exported cache consists of, in bytes, for `len` positions: all heads
-    /// of the keys, all of the values, and of formats with scales those apart.
-    pub fn head_runs(&self, cache: &CudaCache<D>, len: usize) -> Vec<usize> {
-        let spans: Vec<usize> = self.spans(cache, len).map(|span| (span.end - span.start) as usize).collect();
-        let runs = || spans.chunks(self.model.program().heads.kv.max(1)).map(|run| run.iter().sum());
-        runs().chain(runs()).collect()
-    }
-
-    /// The effective options.
-    pub fn options(&self) -> &ScratchOptions {
-        &self.options
+    /// What `group` reads out, from the residual stream of its rows, which are on the GPU.
+    fn head_of(&self, group: &ReadoutGroup) -> Result<()> {
+        let only = if let [wanted] = &group.rows[..] { Some(wanted.row) } else { None };
+        self.head(group.readout, group.rows.len(), only)
     }
 
     /// From the residual stream of the rows that are read out to what is read. `only`: the row of the batch, if it is a known one.
@@ -274,9 +262,9 @@ impl<D: Driver> CudaDevice<D> {
         &mut self,
         segments: &[Segment<'_>],
         group: Option<&ReadoutGroup>,
-        caches: &[&mut CudaCache<D>],
+        caches: &[&mut Cache<CudaCache<D>>],
     ) -> Result<()> {
-        let cache_of = |s: &Segment<'_>| &*caches[s.sequence];
+        let cache_of = |s: &Segment<'_>| caches[s.sequence].memory();
         let ids = segments.iter().flat_map(|s| repeat_n(cache_of(s).id, s.tokens.len()));
         let mut known = self.cache_ids.iter();
         if !ids.clone().all(|id| known.next() == Some(&id)) {
@@ -318,131 +306,15 @@ impl<D: Driver> CudaDevice<D> {
         }
         self.graphs.last().map_or(Ok(()), |(_, graph)| self.driver().replay(graph))
     }
-
-    fn part(
-        &mut self,
-        segments: &[Segment<'_>],
-        groups: &[ReadoutGroup],
-        caches: &mut [&mut CudaCache<D>],
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
-        self.write_step(segments, groups.first(), caches)?;
-        let shape = self.shape(segments);
-        if shape.rows == segments.len() {
-            let [group] = groups else {
-                self.single_tokens(shape, None)?;
-                return self.read_out(groups, 1, sink);
-            };
-            self.single_tokens(shape, Some(group))?;
-            return self.read(group, sink);
-        }
-        self.body(shape)?;
-        self.tail(shape)?;
-        self.read_out(groups, 1, sink)
-    }
-
-    /// Reads these groups from the residual stream. The rows of the first `written` are on the GPU.
-    fn read_out(&mut self, groups: &[ReadoutGroup], written: usize, sink: &mut Sink<'_>) -> Result<()> {
-        for (i, group) in groups.iter().enumerate() {
-            if i >= written {
-                let rows: Vec<u32> = group.rows.iter().map(|wanted| wanted.row as u32).collect();
-                self.driver().write(self.step.read_out(), cast_slice(&rows))?;
-            }
-            let only = if let [wanted] = &group.rows[..] { Some(wanted.row) } else { None };
-            self.head(group.readout, group.rows.len(), only)?;
-            self.read(group, sink)?;
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, group: &ReadoutGroup, sink: &mut Sink<'_>) -> Result<()> {
-        self.wait()?;
-        if self.rank.as_ref().is_some_and(|rank| !rank.is_first()) {
-            return Ok(());
-        }
-        let program = self.model.program();
-        let row = match group.readout {
-            Readout::Logits | Readout::Top(_) => 4 * program.vocab(),
-            Readout::Best => 8,
-            Readout::Hidden => 4 * program.tensor(program.output).cols,
-        };
-        let mut bytes = core::mem::take(&mut self.bytes);
-        bytes.resize(row * group.rows.len(), 0);
-        let read = match group.readout {
-            Readout::Logits | Readout::Top(_) => self.driver().read(self.logits_memory.address(), &mut bytes),
-            Readout::Best => self.best.read(&mut bytes),
-            Readout::Hidden => self.driver().read(self.floats(program.hidden), &mut bytes),
-        };
-        self.bytes = bytes;
-        read?;
-        self.logits.clear();
-        for (wanted, bytes) in group.rows.iter().zip(self.bytes.chunks_exact(row.max(1))) {
-            let floats = bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word));
-            let mut output = |output: Output<'_>| sink(wanted.sequence, wanted.run_row, output);
-            match group.readout {
-                Readout::Logits | Readout::Top(_) => {
-                    self.logits.clear();
-                    self.logits.extend(floats);
-                    output(Output::Logits(&self.logits));
-                }
-                Readout::Hidden => output(Output::Hidden(&floats.collect::<Vec<_>>())),
-                Readout::Best => {
-                    let words: Vec<u32> =
-                        bytes.as_chunks().0.iter().map(|&w| u32::from_le_bytes(w)).collect();
-                    match words[..] {
-                        [token, bits] if bits != 0 => output(Output::Top(&[(!token, unordered(bits))])),
-                        // Nothing to choose from.
-                        _ => output(Output::Top(&[])),
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn compute(
-        &mut self,
-        batch: &Batch<'_>,
-        caches: &mut [&mut CudaCache<D>],
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
-        if self.model.program().stages > 1 && Rows::parts(batch, self.options.batch).nth(1).is_some() {
-            return self.pipeline(batch, caches, sink);
-        }
-        for (i, rows) in Rows::parts(batch, self.options.batch).enumerate() {
-            if i > 0 {
-                self.wait()?;
-            }
-            let segments: Vec<Segment<'_>> = rows.segments().collect();
-            self.part(&segments, &self.groups(rows), caches, sink)?;
-        }
-        Ok(())
-    }
-
-    /// The outputs to read from `rows`, in order. All logits are read for [`Readout::Top`].
-    fn groups(&self, rows: Rows<'_>) -> Vec<ReadoutGroup> {
-        rows.groups(|readout| match readout {
-            Readout::Logits | Readout::Top(_) => (Readout::Logits, self.options.logit_rows),
-            Readout::Best => (Readout::Best, self.options.logit_rows),
-            Readout::Hidden => (Readout::Hidden, self.options.batch),
-        })
-    }
-
-    /// The spans of the first `len` positions of each head, in a buffer of keys or of values.
-    fn spans(
-        &self,
-        cache: &CudaCache<D>,
-        len: usize,
-    ) -> impl Iterator<Item = core::ops::Range<u64>> + use<D> {
-        let heads = self.model.program().heads;
-        let [kv, capacity, d, len] = [heads.kv, cache.options.context, heads.dim, len].map(|n| n as u64);
-        FlatKv::of(cache.options.kv).spans(kv, capacity, d, len)
-    }
 }
 
-impl<D: Driver> Device for CudaDevice<D> {
-    type Cache = CudaCache<D>;
-    type Error = Error;
+impl<D: Driver> Backend for CudaBackend<D> {
+    type Memory = CudaCache<D>;
+    type Failure = CudaFailure;
+
+    fn id(&self) -> u64 {
+        self.id
+    }
 
     fn config(&self) -> &ModelConfig {
         self.model.config()
@@ -452,92 +324,96 @@ impl<D: Driver> Device for CudaDevice<D> {
         self.model.program()
     }
 
-    fn batch(&self) -> usize {
-        self.options.batch
+    fn options(&self) -> &ScratchOptions {
+        &self.options
     }
 
-    async fn cache(&mut self, options: &SessionOptions) -> Result<CudaCache<D>> {
-        if options.context == 0 {
-            return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
+    fn check(&self) -> Result<()> {
+        if self.model.program().ranks > 1 { self.in_rank().map(|_| ()) } else { Ok(()) }
+    }
+
+    async fn allocate(&mut self, shape: &KvShape) -> Result<CudaCache<D>> {
+        let bytes = usize::try_from(shape.layer_bytes().next_multiple_of(256)).unwrap_or(usize::MAX);
+        let memory = Memory::new(&self.model.driver, bytes.saturating_mul(2 * shape.layers))?;
+        Ok(CudaCache { id: new_id(), options: shape.options, memory, bytes })
+    }
+
+    async fn copy_from(&self, cache: &CudaCache<D>, spans: &[Range<u64>], out: &mut Vec<u8>) -> Result<()> {
+        for part in 0..2 * self.model.program().layers {
+            for span in spans {
+                let at = out.len();
+                out.resize(at + (span.end - span.start) as usize, 0);
+                self.driver().read(cache.part(part) + span.start, &mut out[at..])?;
+            }
         }
-        options.attention.check()?;
-        let options = SessionOptions { context: options.context.min(self.options.context), ..*options };
-        let (program, driver) = (self.model.program(), &self.model.driver);
-        let heads = program.heads;
-        let numbers = heads.kv as u64 * options.context as u64 * heads.dim as u64;
-        let (bytes, layers) = (FlatKv::of(options.kv).bytes(numbers).next_multiple_of(256), program.layers);
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let memory = Memory::new(driver, bytes.saturating_mul(2 * layers))?;
-        Ok(CudaCache { device: self.id, id: new_id(), options, memory, layers, bytes })
+        Ok(())
     }
 
-    fn cache_options(&self, cache: &CudaCache<D>) -> SessionOptions {
-        cache.options
+    fn copy_into(&self, cache: &CudaCache<D>, part: usize, at: u64, bytes: &[u8]) -> Result<()> {
+        self.driver().write(cache.part(part) + at, bytes)
+    }
+
+    fn submit(
+        &mut self,
+        segments: &[Segment<'_>],
+        caches: &[&mut Cache<CudaCache<D>>],
+        groups: &[ReadoutGroup],
+    ) -> Result<()> {
+        if segments.is_empty() {
+            let Some(group) = groups.first() else { return Ok(()) };
+            let rows: Vec<u32> = group.rows.iter().map(|wanted| wanted.row as u32).collect();
+            self.driver().write(self.step.read_out(), cast_slice(&rows))?;
+            return self.head_of(group);
+        }
+        self.wait()?;
+        self.write_step(segments, groups.first(), caches)?;
+        let shape = self.shape(segments);
+        if shape.rows > segments.len() {
+            self.body(shape)?;
+            self.tail(shape)?;
+        } else if let [group] = groups {
+            return self.single_tokens(shape, Some(group));
+        } else {
+            self.single_tokens(shape, None)?;
+        }
+        groups.first().map_or(Ok(()), |group| self.head_of(group))
+    }
+
+    async fn read(&mut self, group: &ReadoutGroup, bytes: &mut [u8]) -> Result<bool> {
+        self.wait()?;
+        if self.rank.as_ref().is_some_and(|rank| !rank.is_first()) {
+            return Ok(false);
+        }
+        match group.readout {
+            Readout::Logits | Readout::Top(_) => self.driver().read(self.logits_memory.address(), bytes)?,
+            Readout::Hidden => self.driver().read(self.floats(self.model.program().hidden), bytes)?,
+            Readout::Best => {
+                self.best.read(bytes)?;
+                // The greatest of them was chosen, the lower token among equals: it is inverted.
+                for pair in bytes.as_chunks_mut::<4>().0.as_chunks_mut::<2>().0 {
+                    let [token, logit] = *pair;
+                    *pair = [logit, token.map(|byte| !byte)];
+                }
+            }
+        }
+        Ok(true)
     }
 
     async fn run(
         &mut self,
         batch: &Batch<'_>,
-        caches: &mut [&mut CudaCache<D>],
-        sink: &mut Sink<'_>,
+        caches: &[&mut Cache<CudaCache<D>>],
+        out: &mut Outputs<'_>,
     ) -> Result<()> {
-        if self.model.program().ranks > 1 {
-            self.in_rank()?;
-        }
-        check_caches(batch, caches.iter().map(|cache| cache.device), self.id)?;
         let Some(turn) = self.rank.as_ref().map(Rank::begin).transpose()? else {
-            return self.compute(batch, caches, sink);
+            return run_rows(self, batch, caches, out).await;
+        };
+        let several = Rows::parts(batch, self.options.batch).nth(1).is_some();
+        let done = match self.model.program().stages > 1 && several {
+            true => self.pipeline(batch, caches, out).await,
+            false => run_rows(self, batch, caches, out).await,
         };
         // What ranks after the first compute is complete before the next order.
-        let done = self.compute(batch, caches, sink).and_then(|()| self.wait());
-        turn.end(done)
-    }
-
-    fn logits(&mut self) -> &[f32] {
-        &self.logits
-    }
-
-    /// Keys cannot be moved yet.
-    fn shift(&mut self, _: &mut CudaCache<D>, _: usize, keep: usize, _: usize) -> Result<usize> {
-        Ok(keep)
-    }
-
-    fn export_len(&self, cache: &CudaCache<D>, len: usize) -> usize {
-        let bytes: u64 = self.spans(cache, len).map(|span| span.end - span.start).sum();
-        2 * cache.layers * bytes as usize
-    }
-
-    async fn export(&mut self, cache: &mut CudaCache<D>, len: usize, out: &mut Vec<u8>) -> Result<()> {
-        for address in cache.buffers() {
-            for span in self.spans(cache, len) {
-                let at = out.len();
-                out.resize(at + (span.end - span.start) as usize, 0);
-                self.driver().read(address + span.start, &mut out[at..])?;
-            }
-        }
-        Ok(())
-    }
-
-    fn import(&mut self, cache: &mut CudaCache<D>, len: usize, from: &[u8]) -> Result<()> {
-        let (expected, found) = (self.export_len(cache, len) as u64, from.len() as u64);
-        if expected != found {
-            return Err(CoreError::Length { what: "imported keys and values", expected, found }.into());
-        }
-        let mut rest = from;
-        for address in cache.buffers() {
-            for span in self.spans(cache, len) {
-                let (part, after) = rest.split_at((span.end - span.start) as usize);
-                self.driver().write(address + span.start, part)?;
-                rest = after;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<D: Driver> BlockingDevice for CudaDevice<D> {
-    fn wait<F: Future<Output = Result<T>>, T>(future: F) -> Result<T> {
-        // No call of this device waits for anything but the driver.
-        ready(future).unwrap_or(Err(CoreError::Device { problem: "a future of another one" }.into()))
+        turn.end(done.and_then(|()| self.wait()))
     }
 }

@@ -1,35 +1,22 @@
-//! Errors of CUDA, in addition to those of core.
+//! Errors of CUDA, in addition to those of all GPUs.
 
 use core::fmt;
-use shohin_core::{Error as CoreError, Name};
+use shohin_accelerator::Failure;
+use shohin_core::Name;
+
+/// The reason why the GPU cannot continue.
+pub type Error = shohin_accelerator::Error<CudaFailure>;
 
 /// Result of every fallible call of this crate.
 pub type Result<T> = core::result::Result<T, Error>;
 
-/// The reason why the GPU cannot continue.
+/// What only NVIDIA's GPUs have.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Error {
-    /// The file, the tokens or an option are wrong; the CPU would return the same error.
-    Core(CoreError),
+pub enum CudaFailure {
     /// No CUDA driver, or no GPU with the requested number.
     Absent {
         /// The reason.
         problem: Name,
-    },
-    /// The kernels cannot run this model; the CPU can.
-    Unsupported {
-        /// The property of the model.
-        what: &'static str,
-        /// Its value.
-        found: u64,
-        /// The required value.
-        expected: &'static str,
-    },
-    /// The GPU is out of memory.
-    OutOfMemory {
-        /// Bytes requested.
-        need: u64,
     },
     /// There is no NCCL, which ranks on several GPUs need, or one that is too old.
     NoNccl {
@@ -59,37 +46,30 @@ pub enum Error {
     },
 }
 
-impl From<CoreError> for Error {
-    fn from(error: CoreError) -> Self {
-        Error::Core(error)
-    }
-}
+impl Failure for CudaFailure {
+    const DEVICE: &'static str = "CUDA";
 
-/// For interfaces that only know the engine's errors.
-impl From<Error> for CoreError {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Core(error) => error,
-            Error::OutOfMemory { need } => CoreError::Memory { need, have: 0 },
-            Error::Absent { .. } | Error::TooFewGpus { .. } => CoreError::Device { problem: "there is none" },
-            Error::NoNccl { .. } => CoreError::Device { problem: "there is no NCCL" },
-            Error::Exchange { problem, .. } => CoreError::Device { problem },
-            Error::Unsupported { .. } => CoreError::Device { problem: "it cannot run this model" },
-            Error::Driver { .. } => CoreError::Device { problem: "its driver refused a command" },
+    fn problem(&self) -> &'static str {
+        match *self {
+            CudaFailure::Absent { .. } | CudaFailure::TooFewGpus { .. } => "there is none",
+            CudaFailure::NoNccl { .. } => "there is no NCCL",
+            CudaFailure::Exchange { problem, .. } => problem,
+            CudaFailure::Driver { .. } => "its driver refused a command",
         }
     }
 }
 
-impl fmt::Display for Error {
+impl From<CudaFailure> for Error {
+    fn from(failure: CudaFailure) -> Self {
+        Error::Own(failure)
+    }
+}
+
+impl fmt::Display for CudaFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Error::Core(error) => error.fmt(f),
-            Error::Absent { problem } => write!(f, "CUDA cannot be used: {problem}"),
-            Error::Unsupported { what, found, expected } => {
-                write!(f, "CUDA cannot run this model: {what} is {found}, expected {expected}")
-            }
-            Error::OutOfMemory { need } => write!(f, "the GPU has no room for {need} bytes"),
-            Error::NoNccl { version } => {
+            CudaFailure::Absent { problem } => write!(f, "CUDA cannot be used: {problem}"),
+            CudaFailure::NoNccl { version } => {
                 f.write_str("a model split among GPUs needs NCCL 2.9 or newer (libnccl.so.2), found ")?;
                 match version {
                     None => f.write_str("none")?,
@@ -102,18 +82,16 @@ impl fmt::Display for Error {
                      LD_LIBRARY_PATH",
                 )
             }
-            Error::TooFewGpus { expected, found } => {
+            CudaFailure::TooFewGpus { expected, found } => {
                 write!(
                     f,
                     "the model is split among {expected} GPUs, found {found}: split it among as many as there are"
                 )
             }
-            Error::Exchange { call, problem } => {
+            CudaFailure::Exchange { call, problem } => {
                 write!(f, "an exchange among GPUs failed, {call}: {problem}")
             }
-            Error::Driver { call, problem } => write!(f, "the CUDA driver refused {call}: {problem}"),
+            CudaFailure::Driver { call, problem } => write!(f, "the CUDA driver refused {call}: {problem}"),
         }
     }
 }
-
-impl core::error::Error for Error {}

@@ -18,8 +18,8 @@ mod nccl;
 mod tiles;
 
 pub use cuda::Cuda;
-pub use device::{BATCH, CudaCache, CudaDevice};
+pub use device::{BATCH, CudaBackend, CudaCache, CudaDevice};
 pub use driver::{Driver, LaunchSize, Memory};
-pub use error::{Error, Result};
+pub use error::{CudaFailure, Error, Result};
 pub use model::CudaModel;
 pub use nccl::{Communicator, Nccl};

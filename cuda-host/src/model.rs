@@ -4,15 +4,14 @@ use crate::args::MatrixArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
 use crate::tiles::{self, TILE, Together};
-use shohin_core::model::program::{Experts, Op, TensorId, TensorRole};
-use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi, depths, lora};
+use shohin_accelerator::{KvShape, Supported, check, layouts, repack};
+use shohin_core::device::SessionOptions;
+use shohin_core::model::program::TensorId;
+use shohin_core::model::{ModelBytes, ModelConfig, Program};
 use shohin_core::quant::packed::{Codes, PackedFormat, Scales};
 use shohin_core::quant::{self, Matrix};
 use shohin_core::{BonsaiModel, Error as CoreError, Gguf, Name};
 use std::sync::Arc;
-
-/// Bytes repacked before they are passed to the driver.
-const STAGING: usize = 4 << 20;
 
 /// Where the codes and scales of matrices are.
 pub(crate) enum Storage<D: Driver> {
@@ -90,42 +89,6 @@ fn matrix_args(packed: PackedFormat, rows: usize, cols: usize, codes: u64, scale
     }
 }
 
-/// Refuses programs that the kernels cannot compute.
-fn check(program: &Program) -> Result<()> {
-    let unsupported =
-        |what, found: usize, expected| Error::Unsupported { what, found: found as u64, expected };
-    let d = program.heads.dim;
-    if !d.is_multiple_of(32) || d > 256 {
-        let what = "the number of dimensions of a head";
-        return Err(unsupported(what, d, "a multiple of 32, at most 256"));
-    }
-    if !program.alibi_slopes.is_empty() {
-        return Err(unsupported(alibi::REFUSED, program.alibi_slopes.len(), "0; the CPU computes them"));
-    }
-    if !program.routed_layers.is_empty() {
-        return Err(unsupported(depths::REFUSED, program.routed_layers.len(), "0; the CPU computes them"));
-    }
-    let adapted = program.body.iter().filter(|op| matches!(op, Op::Swiglu { .. })).count();
-    if adapted > 0 {
-        return Err(unsupported(lora::REFUSED, adapted, "none; the CPU computes them"));
-    }
-    for spec in &program.tensors {
-        if (spec.role == TensorRole::Matrix) && !spec.cols.is_multiple_of(32) {
-            return Err(unsupported("a matrix's number of columns", spec.cols, "a multiple of 32"));
-        }
-    }
-    match program.head[..] {
-        // A stage of a pipeline after the first.
-        [] if program.ranks > 1 => Ok(()),
-        [Op::RmsNorm { x, out, .. }] if x == program.residual && out == program.hidden => Ok(()),
-        _ => Err(unsupported(
-            "the number of operations after the last block",
-            program.head.len(),
-            "one RMSNorm",
-        )),
-    }
-}
-
 impl<D: Driver> CudaModel<D> {
     /// Uploads a whole file.
     ///
@@ -144,23 +107,14 @@ impl<D: Driver> CudaModel<D> {
     }
 
     /// Uploads a model, or a rank's part of one, see [`BonsaiModel::load_split`]: the device then has to be in a group
-    /// ([`CudaDevice::in_group`](crate::CudaDevice::in_group)).
+    /// ([`CudaBackend::join_group`](crate::CudaBackend::join_group)).
     ///
     /// # Errors
     /// If the model is not supported; [`Error::OutOfMemory`].
     pub fn from_model<B: ModelBytes>(driver: Arc<D>, model: &BonsaiModel<B>) -> Result<Arc<CudaModel<D>>> {
         let (program, weights) = (model.program(), model.weights());
-        check(program)?;
-        // The layout of each matrix. Gate and up are combined row by row, so that theirs is the same.
-        let mut layouts: Vec<Option<PackedFormat>> =
-            program.tensor_ids().map(|id| PackedFormat::of(weights.format(id))).collect();
-        for op in &program.body {
-            if let Op::LinearSwiglu { gate, up, .. } | Op::Experts(Experts { gate, up, .. }) = op {
-                let [gate, up] = [gate.index(), up.index()];
-                let both = layouts[gate].and_then(|packed| packed.with(layouts[up]?));
-                (layouts[gate], layouts[up]) = (both, both);
-            }
-        }
+        check(program, Supported { experts: true, ranks: true })?;
+        let layouts = layouts(program, |id| weights.format(id))?;
         let mut tensors: Vec<Option<Tensor<D>>> = program.tensors.iter().map(|_| None).collect();
         let mut bytes = 0;
         for Together { tensors: ids, alternate } in tiles::together(program, &layouts) {
@@ -187,8 +141,8 @@ impl<D: Driver> CudaModel<D> {
                 continue;
             }
             let matrix = weights.matrix(id)?;
-            *tensor = Some(match spec.role {
-                TensorRole::Vector => {
+            *tensor = Some(match layout {
+                None => {
                     let mut weight = vec![0.0; spec.rows * spec.cols];
                     quant::unpack(matrix.format(), matrix.data(), &mut weight)?;
                     let memory = Memory::new(&driver, 4 * weight.len())?;
@@ -197,13 +151,8 @@ impl<D: Driver> CudaModel<D> {
                     Tensor::Vector(memory)
                 }
                 // Stages of a pipeline after the first know the size of the vocabulary by it.
-                TensorRole::Matrix if id == program.output && program.head.is_empty() => Tensor::Unused,
-                TensorRole::Matrix => {
-                    let packed = layout.ok_or(Error::Unsupported {
-                        what: "the type of a tensor",
-                        found: u64::from(matrix.format().gguf_id()),
-                        expected: "one that the kernels have; gate and up are both floats or both integers",
-                    })?;
+                Some(_) if id == program.output && program.head.is_empty() => Tensor::Unused,
+                Some(packed) => {
                     let words = [packed.code_words(spec.cols), packed.scale_words(spec.cols)];
                     let [codes, scales] = words.map(|words| Memory::new(&driver, 4 * words * spec.rows));
                     let (codes, scales) = (codes?, scales?);
@@ -241,6 +190,12 @@ impl<D: Driver> CudaModel<D> {
         self.bytes
     }
 
+    /// Bytes of the keys and values of a sequence, or of this rank's part of them.
+    pub fn kv_bytes(&self, session: &SessionOptions) -> u64 {
+        let context = session.context.min(self.config.max_context_length);
+        KvShape::new(&self.program, &SessionOptions { context, ..*session }).bytes()
+    }
+
     fn misused(&self, id: TensorId) -> Error {
         let found = Name::new(&self.program.tensor(id).name);
         let expected = "a tensor used as what it is";
@@ -268,31 +223,6 @@ impl<D: Driver> CudaModel<D> {
             Tensor::Matrix { .. } | Tensor::Unused => Err(self.misused(id)),
         }
     }
-}
-
-/// Passes the codes and scales of all rows of a matrix to `write`, of some [`STAGING`] bytes and a multiple of `step` rows at a time.
-pub(crate) fn repack(
-    packed: PackedFormat,
-    matrix: Matrix<'_>,
-    step: usize,
-    mut write: impl FnMut(&[u32], &[u32]) -> Result<()>,
-) -> Result<()> {
-    let (row_bytes, rows) = (matrix.row_bytes().max(1), staged_rows(matrix, step));
-    let (mut codes, mut scales) = (Vec::new(), Vec::new());
-    for part in matrix.data().chunks(rows * row_bytes) {
-        for row in part.chunks_exact(row_bytes) {
-            packed.repack(matrix.format(), row, &mut codes, &mut scales);
-        }
-        write(&codes, &scales)?;
-        codes.clear();
-        scales.clear();
-    }
-    Ok(())
-}
-
-/// The most rows that [`repack`] passes at once.
-pub(crate) fn staged_rows(matrix: Matrix<'_>, step: usize) -> usize {
-    (STAGING / matrix.row_bytes().max(1)).max(1).next_multiple_of(step)
 }
 
 /// Writes the codes and scales of a matrix.

@@ -1,7 +1,7 @@
 //! NCCL, NVIDIA's library of exchanges among GPUs, loaded when it is first used.
 
 use crate::driver::Driver;
-use crate::error::{Error, Result};
+use crate::error::{CudaFailure, Error, Result};
 use core::ffi::{c_int, c_void};
 use core::mem::ManuallyDrop;
 use libloading::Library;
@@ -79,7 +79,7 @@ fn problem(result: c_int) -> &'static str {
 fn check(call: &'static str, result: c_int) -> Result<()> {
     match result {
         SUCCESS => Ok(()),
-        result => Err(Error::Exchange { call, problem: problem(result) }),
+        result => Err(CudaFailure::Exchange { call, problem: problem(result) }.into()),
     }
 }
 
@@ -87,19 +87,20 @@ impl Nccl {
     /// Loads the library.
     ///
     /// # Errors
-    /// [`Error::NoNccl`] if there is none, or one that is too old.
+    /// [`CudaFailure::NoNccl`] if there is none, or one that is too old.
     pub fn load() -> Result<Arc<Nccl>> {
         // SAFETY: loads NVIDIA's library by its name, whose initializers are its own.
         let found = NAMES.into_iter().find_map(|name| unsafe { Library::new(name) }.ok());
         // Never unloaded: threads of NCCL, and those that abort communicators, may be in it until the process ends.
-        let library = ManuallyDrop::new(found.ok_or(Error::NoNccl { version: None })?);
+        let library = ManuallyDrop::new(found.ok_or(CudaFailure::NoNccl { version: None })?);
         let mut version = 0;
         // SAFETY: it has the name of NCCL.
-        let functions = unsafe { Functions::of(&library) }.map_err(|_| Error::NoNccl { version: None })?;
+        let functions =
+            unsafe { Functions::of(&library) }.map_err(|_| CudaFailure::NoNccl { version: None })?;
         // SAFETY: the function writes one integer.
         check("ncclGetVersion", unsafe { (functions.version)(&mut version) })?;
         if version < OLDEST {
-            return Err(Error::NoNccl { version: Some(version) });
+            return Err(CudaFailure::NoNccl { version: Some(version) }.into());
         }
         Ok(Arc::new(Nccl { functions, version }))
     }
@@ -151,7 +152,7 @@ impl Communicator {
     /// A communicator for each of these GPUs of this process, in order.
     ///
     /// # Errors
-    /// [`Error::Exchange`] if NCCL cannot connect them.
+    /// [`CudaFailure::Exchange`] if NCCL cannot connect them.
     pub fn connect(nccl: &Arc<Nccl>, gpus: &[usize]) -> Result<Vec<Communicator>> {
         let numbers: Vec<c_int> = gpus.iter().map(|&gpu| gpu as c_int).collect();
         let mut handles = vec![core::ptr::null_mut(); gpus.len()];
@@ -214,9 +215,8 @@ impl Communicator {
     fn call(&self, name: &'static str, call: impl FnOnce(&Functions, *mut c_void) -> c_int) -> Result<()> {
         let handle = lock(&self.handle);
         let Some(Handle(handle)) = &*handle else {
-            return Err(
-                lock(&self.clique.failure).unwrap_or(Error::Exchange { call: name, problem: problem(6) })
-            );
+            return Err(lock(&self.clique.failure)
+                .unwrap_or(CudaFailure::Exchange { call: name, problem: problem(6) }.into()));
         };
         check(name, call(&self.clique.nccl.functions, *handle))
     }

@@ -3,7 +3,7 @@
 use crate::args::{MatrixArgs, RetileArgs};
 use crate::driver::{Driver, LaunchSize, Memory};
 use crate::error::Result;
-use crate::model::{repack, staged_rows};
+use shohin_accelerator::{repack, staged_rows};
 use shohin_core::model::Program;
 use shohin_core::model::program::{Op, TensorId};
 use shohin_core::quant::Matrix;

@@ -2,7 +2,7 @@
 
 use shohin_core::device::{ScratchOptions, SessionOptions};
 use shohin_core::{Error as CoreError, Format, Gguf, Name, Session};
-use shohin_cuda::{Cuda, CudaDevice, CudaModel, Driver, Error, LaunchSize, Nccl, Result};
+use shohin_cuda::{Cuda, CudaDevice, CudaFailure, CudaModel, Driver, Error, LaunchSize, Nccl, Result};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ enum Call {
 
 /// The error of a call that fails.
 fn lost() -> Error {
-    Error::Driver { call: "test", problem: Name::new("the device is lost") }
+    CudaFailure::Driver { call: "test", problem: Name::new("the device is lost") }.into()
 }
 
 type Graph = Vec<&'static str>;
@@ -163,7 +163,7 @@ type On = (CudaDevice<Recorder>, Session<CudaDevice<Recorder>>);
 
 fn open(driver: &Arc<Recorder>, file: &[u8]) -> Result<On> {
     let model = CudaModel::from_gguf(Arc::clone(driver), &Gguf::parse(file)?)?;
-    let mut device = CudaDevice::new(&model, &ScratchOptions { batch: 16, ..ScratchOptions::default() })?;
+    let mut device = model.device(&ScratchOptions { batch: 16, ..ScratchOptions::default() })?;
     let session = Session::new(&mut device, &SessionOptions::default())?;
     Ok((device, session))
 }
@@ -291,7 +291,10 @@ fn without_a_driver_there_is_one_line() {
         Ok(_) => println!("SKIPPED: there is a GPU"),
         Err(error) => {
             let line = error.to_string();
-            assert!(matches!(error, Error::Absent { .. }) && line.lines().count() == 1, "{line}");
+            assert!(
+                matches!(error, Error::Own(CudaFailure::Absent { .. })) && line.lines().count() == 1,
+                "{line}"
+            );
             assert!(Cuda::names().is_empty() || line.contains("there is no GPU"), "{line}");
         }
     }
@@ -309,6 +312,6 @@ fn without_nccl_there_is_one_line() {
         }
     }
     for (version, text) in [(2804, "found 2.8.4;"), (20_805, "found 2.8.5;")] {
-        assert!(Error::NoNccl { version: Some(version) }.to_string().contains(text), "{version}");
+        assert!(CudaFailure::NoNccl { version: Some(version) }.to_string().contains(text), "{version}");
     }
 }

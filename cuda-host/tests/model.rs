@@ -26,7 +26,7 @@ fn device(file: &[u8], activations: Activations, seed: u32) -> CudaDevice<Shim> 
     let model = CudaModel::from_gguf(driver(seed), &Gguf::parse(file).unwrap()).unwrap();
     // Prompts are divided.
     let options = ScratchOptions { activations, batch: 31, ..ScratchOptions::default() };
-    CudaDevice::new(&model, &options).unwrap()
+    model.device(&options).unwrap()
 }
 
 fn cuda(file: &[u8], activations: Activations, options: &SessionOptions) -> On<CudaDevice<Shim>> {
@@ -91,10 +91,10 @@ fn check_tensor_cores(shape: &Shape, format: Format, codes: usize, counts: &[usi
     let on = |batch| {
         let model = CudaModel::from_gguf(driver(3), &Gguf::parse(&file).unwrap()).unwrap();
         let options = ScratchOptions { batch, logit_rows: batch, ..ScratchOptions::default() };
-        On::new(CudaDevice::new(&model, &options).unwrap(), &kv(KvFormat::F16))
+        On::new(model.device(&options).unwrap(), &kv(KvFormat::F16))
     };
     let ran = |on: &On<CudaDevice<Shim>>, rows: &str| {
-        on.device.model().driver().ran(&format!("product_int8_{codes}_{rows}"))
+        on.device.backend().model().driver().ran(&format!("product_int8_{codes}_{rows}"))
     };
     for &count in counts {
         let tokens = tokens(count, shape.vocab);
@@ -166,7 +166,7 @@ fn tiles_take_any_number_of_rows() {
         let on = |batch| {
             let model = CudaModel::from_gguf(driver(3), &Gguf::parse(&file).unwrap()).unwrap();
             let options_of = ScratchOptions { batch, logit_rows: batch, ..ScratchOptions::default() };
-            On::new(CudaDevice::new(&model, &options_of).unwrap(), &options)
+            On::new(model.device(&options_of).unwrap(), &options)
         };
         for &count in counts {
             let tokens = tokens(count + 1, shape.vocab);
@@ -183,7 +183,8 @@ fn tiles_take_any_number_of_rows() {
             println!("{format:?}, {count} rows: {error:.1e}");
             // Some numbers are rounded the other way.
             assert!(error < 0.03, "{format:?}, {count} rows: {error}");
-            let ran = |kernel: &str| whole.device.model().driver().ran(&format!("tiles_{kernel}_{bits}"));
+            let ran =
+                |kernel: &str| whole.device.backend().model().driver().ran(&format!("tiles_{kernel}_{bits}"));
             assert!(ran(if count > 8 { "many" } else { "few" }));
             assert!(ran("norm") || shape.hidden > 8192 && ran("one"));
         }
@@ -220,7 +221,7 @@ fn random_models_agree() {
     check_random_models("cuda", 18, &refused, |file, options, session| {
         order += 1;
         let model = CudaModel::from_gguf(driver(order), &Gguf::parse(file)?)?;
-        CudaDevice::new(&model, options).map(|device| On::new(device, session))
+        model.device(options).map(|device| On::new(device, session))
     });
 }
 
@@ -280,7 +281,7 @@ fn parts_are_joined() {
     let want = session.forward_prefill(&mut cpu, &tokens).unwrap().to_vec();
     let on = |activations, multiprocessors| {
         let on = cuda(&file, activations, &options);
-        on.device.model().driver().multiprocessors.set(multiprocessors);
+        on.device.backend().model().driver().multiprocessors.set(multiprocessors);
         on
     };
     let mut divided = on(Activations::Int8, 80);
@@ -408,8 +409,8 @@ fn a_token_is_one_graph_and_text_is_that_of_the_cpu() -> Result<(), Error> {
     let file = std::fs::read(path).unwrap();
     let mut cpu = on_cpu(&file, Activations::F32, &kv(KvFormat::F16));
     let mut cuda = cuda(&file, Activations::F32, &kv(KvFormat::F16));
-    let shim = Arc::clone(cuda.device.model().driver());
-    let layers = cuda.device.model().program().layers;
+    let shim = Arc::clone(cuda.device.backend().model().driver());
+    let layers = cuda.device.backend().model().program().layers;
     let mut token = 1;
     for step in 0..4 {
         let logits = cpu.session.forward(&mut cpu.device, token).unwrap();
@@ -446,7 +447,7 @@ fn a_token_of_each_sequence_is_one_graph() {
         on_cpu.forward_prefill(&mut cpu, &prompt).unwrap();
         on_cuda.forward_prefill(&mut cuda, &prompt).unwrap();
     }
-    let shim = Arc::clone(cuda.model().driver());
+    let shim = Arc::clone(cuda.backend().model().driver());
     // Those of the last are more than logits are read of at once.
     for which in [&[0, 1, 2][..], &[2, 0], &[1, 2], &[0, 1, 2], &[5, 1, 7, 0, 6, 8, 3, 2, 4]] {
         let before = (shim.launches.get(), shim.replays.get());
@@ -525,7 +526,7 @@ fn wide_rows_take_more_kernels() {
         let error = error(&both_ways(&mut on, &tokens), &want);
         assert!(error < 1e-5, "{experts:?}: {error}");
         // Two tokens.
-        assert_eq!(on.device.model().driver().replayed.get(), 2 * (3 + kernels), "{experts:?}");
+        assert_eq!(on.device.backend().model().driver().replayed.get(), 2 * (3 + kernels), "{experts:?}");
     }
 }
 

@@ -14,7 +14,7 @@ use shohin_core::{
     Activations, BonsaiModel, Device, Error as CoreError, Format, Gguf, KvFormat, Result as CoreResult,
 };
 use shohin_cuda::{
-    Communicator, Cuda, CudaCache, CudaDevice, CudaModel, Driver, Error, Memory, Nccl, Result,
+    Communicator, Cuda, CudaDevice, CudaFailure, CudaModel, Driver, Error, Memory, Nccl, Result,
 };
 use shohin_tests::device::{error, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
@@ -95,7 +95,7 @@ fn options(activations: Activations) -> ScratchOptions {
 /// A device and a sequence.
 struct On {
     device: CudaDevice<Cuda>,
-    cache: CudaCache<Cuda>,
+    cache: <CudaDevice<Cuda> as Device>::Cache,
     position: usize,
 }
 
@@ -127,7 +127,7 @@ impl On {
 fn one(file: &[u8], activations: Activations, kv: KvFormat) -> On {
     let driver = Arc::new(Cuda::open(0).unwrap());
     let model = CudaModel::from_gguf(driver, &Gguf::parse(file).unwrap()).unwrap();
-    On::new(CudaDevice::new(&model, &options(activations)).unwrap(), kv)
+    On::new(model.device(&options(activations)).unwrap(), kv)
 }
 
 /// The ranks of a model.
@@ -152,8 +152,9 @@ fn ranks(
         let driver = Arc::new(Cuda::open(rank).unwrap());
         let model = CudaModel::from_model(driver, &model.unwrap()).unwrap();
         let threads = Threads { rank, ranks: split.ranks(), lost: Arc::clone(lost) };
-        let device = CudaDevice::new(&model, &options(activations)).unwrap();
-        On::new(device.in_group(Arc::new(communicator), Arc::new(threads)).unwrap(), kv)
+        let mut device = model.device(&options(activations)).unwrap();
+        device.backend_mut().join_group(Arc::new(communicator), Arc::new(threads)).unwrap();
+        On::new(device, kv)
     };
     group.into_iter().enumerate().map(rank).collect()
 }
@@ -328,21 +329,21 @@ fn what_cannot_be_split_is_refused_in_one_line() {
     assert!(line.starts_with("the model is split among 5 GPUs, found 4"), "{line}");
     let nccl = Nccl::load().unwrap();
     let twice = Communicator::connect(&nccl, &[0, 0]).unwrap_err();
-    assert!(matches!(twice, Error::Exchange { call: "ncclCommInitAll", .. }), "{twice}");
+    assert!(matches!(twice, Error::Own(CudaFailure::Exchange { call: "ncclCommInitAll", .. })), "{twice}");
     // A rank alone.
     let file = Model::new(shape(), Stored::new(Format::Q1_0), 9).to_vec().unwrap();
     let mut alone = ranks(&file, Split::Tensor(2), Activations::Int8, KvFormat::F16, &Arc::default());
     // Also where its graph is recorded.
     let first = each(&mut alone, |_, on| on.run(&[1], Wants::Last(Readout::Logits)));
     assert!(first.iter().all(Result::is_ok));
-    alone[0].device.leave_group();
+    alone[0].device.backend_mut().leave_group();
     let error = alone[0].run(&[1], Wants::Last(Readout::Logits)).unwrap_err();
     assert!(error.to_string().contains("needs the other ranks"), "{error}");
     // Back in a group, without the memory of the recorded exchanges.
-    let On { device, mut cache, .. } = alone.swap_remove(0);
+    let On { mut device, mut cache, .. } = alone.swap_remove(0);
     let one = |gpus: &[usize], rank| Arc::new(Communicator::connect(&nccl, gpus).unwrap().swap_remove(rank));
     let threads = |rank, ranks| Arc::new(Threads { rank, ranks, lost: Arc::default() });
-    let mut device = device.in_group(one(&[0, 1], 0), threads(0, 2)).unwrap();
+    device.backend_mut().join_group(one(&[0, 1], 0), threads(0, 2)).unwrap();
     let run = Run { tokens: &[1], position: 1, wants: Wants::Nothing };
     let again = CudaDevice::<Cuda>::wait(device.run(&[run], &mut [&mut cache], &mut |_, _, _| ()));
     assert!(again.unwrap_err().to_string().contains("made by another one"));
@@ -352,12 +353,13 @@ fn what_cannot_be_split_is_refused_in_one_line() {
         (&[0, 1], 0, (0, 3), "ranks of a group has 3 elements, expected 2"),
         (&[0, 1], 0, (1, 2), "it is another rank"),
     ] {
-        let device = CudaDevice::new(device.model(), &options(Activations::Int8)).unwrap();
-        let error = device.in_group(one(gpus, rank), threads(group.0, group.1)).unwrap_err().to_string();
+        let mut device = device.backend().model().device(&options(Activations::Int8)).unwrap();
+        let joined = device.backend_mut().join_group(one(gpus, rank), threads(group.0, group.1));
+        let error = joined.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     let mut stages = ranks(&file, Split::Pipeline(2), Activations::Int8, KvFormat::F16, &Arc::default());
-    let other = stages.swap_remove(1).device.in_group(one(&[0, 1], 0), threads(0, 2)).unwrap_err();
+    let other = stages[1].device.backend_mut().join_group(one(&[0, 1], 0), threads(0, 2)).unwrap_err();
     assert!(other.to_string().contains("it is another rank"), "{other}");
 }
 
@@ -371,8 +373,7 @@ fn sequences_on_several_threads_have_their_own_graphs() {
     let logits = || {
         let mut all = Vec::new();
         for _ in 0..2 {
-            let mut on =
-                On::new(CudaDevice::new(&model, &options(Activations::Int8)).unwrap(), KvFormat::F16);
+            let mut on = On::new(model.device(&options(Activations::Int8)).unwrap(), KvFormat::F16);
             for token in 0..3 {
                 all.extend(on.run(&[token], Wants::Last(Readout::Logits)).unwrap());
             }

@@ -1,22 +1,20 @@
-//! The GPU as a [`Device`]: scratch memory, the recorded program, and what is read back.
+//! Scratch memory, the recorded program, and what is read back.
 
 use crate::cache::GpuCache;
-use crate::error::{Error, Result};
+use crate::error::{Error, GpuFailure, Result};
 use crate::gpu::{Gpu, MAX_BINDING};
 use crate::kernel::{
     self, ARGMAX_GROUPS, DispatchShape, Kernel, MAX_PARTS, MAX_TOP, SORTED, STEP_HEAD, TILE,
 };
 use crate::record::{BufferPlan, Recording, Scratch, Step, other_bytes};
 use crate::upload::{GpuModel, UploadPlan};
-use shohin_core::cache::FlatKv;
-use shohin_core::device::{
-    Batch, Output, Readout, ScratchOptions, SessionOptions, Sink, check_caches, check_count, unordered,
-};
+use core::ops::Range;
+use shohin_accelerator::{Accelerator, Backend, Cache, KvShape, MemoryPlan, new_id, row_bytes};
+use shohin_core::Activations;
+use shohin_core::device::{Readout, ScratchOptions, SessionOptions, check_count};
 use shohin_core::model::{ModelConfig, Program};
-use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
-use shohin_core::{Activations, Device, Error as CoreError};
+use shohin_core::rows::{ReadoutGroup, Segment, tokens_and_angles};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use wgpu::{Buffer, BufferUsages, CommandEncoder, CommandEncoderDescriptor, ComputePassDescriptor};
 
 /// Options of a GPU device, which decide how much scratch memory it takes.
@@ -42,26 +40,15 @@ impl Default for GpuDeviceOptions {
 }
 
 impl GpuDeviceOptions {
-    /// The options, checked and clamped to the model's limits.
-    fn fitted(&self, config: &ModelConfig) -> Result<GpuDeviceOptions> {
+    /// The options and the most tokens of [`Readout::Top`], checked and clamped to the model's limits.
+    fn fitted(&self, config: &ModelConfig) -> Result<(ScratchOptions, usize)> {
         check_count("top", self.top, MAX_TOP)?;
         let GpuDeviceOptions { context, activations, batch, logit_rows, .. } = *self;
         let fitted = ScratchOptions { context, activations, batch, logit_rows }.fitted(config)?;
-        let ScratchOptions { context, batch, logit_rows, .. } = fitted;
         let fit = MAX_BINDING as usize / (4 * config.vocab_size);
-        let logit_rows = logit_rows.min(fit).max(1);
-        let top = self.top.min(config.vocab_size);
-        Ok(GpuDeviceOptions { context, batch, logit_rows, top, ..*self })
+        let logit_rows = fitted.logit_rows.min(fit).max(1);
+        Ok((ScratchOptions { logit_rows, ..fitted }, self.top.min(config.vocab_size)))
     }
-}
-
-/// Memory on the GPU, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct GpuMemory {
-    /// Keys and values of a sequence.
-    pub kv: u64,
-    /// Activations of one batch, logits and readback buffers.
-    pub scratch: u64,
 }
 
 /// Work done on the GPU.
@@ -79,11 +66,12 @@ pub struct Counters {
 
 /// Bytes of the logits, of argmax's candidates and results, of each of two top-k buffers, and of the mapped
 /// buffers for small and for large readbacks.
-fn readout_bytes(vocab: usize, hidden: usize, options: &GpuDeviceOptions) -> [u64; 6] {
+fn readout_bytes(program: &Program, options: &ScratchOptions, top: usize) -> [u64; 6] {
+    let (vocab, hidden) = (program.vocab(), program.tensor(program.output).cols);
     let rows = options.logit_rows as u64;
-    let few = 8 * options.top.max(options.logit_rows) as u64;
+    let few = 8 * top.max(options.logit_rows) as u64;
     let logits = 4 * vocab as u64 * rows;
-    let top_k = 8 * (vocab.div_ceil(SORTED) * options.top) as u64;
+    let top_k = 8 * (vocab.div_ceil(SORTED) * top) as u64;
     let many = logits.max(4 * (hidden * options.batch) as u64);
     [logits, 8 * ARGMAX_GROUPS as u64 * rows, 8 * rows, top_k, few, many]
 }
@@ -93,19 +81,15 @@ impl UploadPlan {
     ///
     /// # Errors
     /// For an option outside its range.
-    pub fn memory_plan(&self, options: &GpuDeviceOptions, session: &SessionOptions) -> Result<GpuMemory> {
-        let options = options.fitted(self.config())?;
+    pub fn memory_plan(&self, options: &GpuDeviceOptions, session: &SessionOptions) -> Result<MemoryPlan> {
+        let (options, top) = options.fitted(self.config())?;
         let program = self.program();
         let buffers = BufferPlan::new(self, options.activations).bytes(options.batch);
         let other: u64 = other_bytes(program, options.batch).iter().sum();
-        let [logits, candidates, best, top_k, few, many] =
-            readout_bytes(program.vocab(), program.tensor(program.output).cols, &options);
+        let [logits, candidates, best, top_k, few, many] = readout_bytes(program, &options, top);
         let scratch = buffers + other + logits + candidates + best + 2 * top_k + few + many;
-        let context = session.context.min(options.context);
-        let heads = program.heads;
-        let numbers = heads.kv as u64 * context as u64 * heads.dim as u64;
-        let kv = 2 * program.layers as u64 * FlatKv::of(session.kv).bytes(numbers);
-        Ok(GpuMemory { kv, scratch })
+        let session = SessionOptions { context: session.context.min(options.context), ..*session };
+        Ok(MemoryPlan { kv: KvShape::new(program, &session).bytes(), scratch })
     }
 }
 
@@ -116,13 +100,17 @@ struct TopK {
     result: usize,
 }
 
-/// A model on a GPU: scratch memory for a batch, and every dispatch of its program. Runs any number of
-/// sequences.
-pub struct GpuDevice {
+/// A model on a GPU.
+pub type GpuDevice = Accelerator<GpuBackend>;
+
+/// Scratch memory for a batch, and every dispatch of a program.
+pub struct GpuBackend {
     /// Unique among the devices of the process.
     id: u64,
     model: Arc<GpuModel>,
-    options: GpuDeviceOptions,
+    options: ScratchOptions,
+    /// Most tokens of [`Readout::Top`].
+    top: usize,
     scratch: Scratch,
     recording: Recording,
     logits_buffer: Buffer,
@@ -133,17 +121,12 @@ pub struct GpuDevice {
     read_many: Buffer,
     argmax: [Kernel; 2],
     top_k: Option<TopK>,
-    /// The bytes of the last readback.
-    bytes: Vec<u8>,
-    floats: Vec<f32>,
-    logits: Vec<f32>,
-    chosen: Vec<(u32, f32)>,
     counters: Counters,
 }
 
-impl core::fmt::Debug for GpuDevice {
+impl core::fmt::Debug for GpuBackend {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("GpuDevice").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("GpuBackend").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
@@ -179,21 +162,27 @@ impl Commands<'_> {
     }
 }
 
-impl GpuDevice {
-    /// Allocates scratch memory and prepares every dispatch that does not use a cache.
+impl GpuModel {
+    /// A device that runs the model.
     ///
     /// # Errors
     /// For an option outside its range, a program without kernels, [`Error::OutOfMemory`], or errors of the
     /// driver when it compiles the shaders.
-    pub async fn new(model: &Arc<GpuModel>, options: &GpuDeviceOptions) -> Result<GpuDevice> {
+    pub async fn device(self: &Arc<Self>, options: &GpuDeviceOptions) -> Result<GpuDevice> {
+        Ok(Accelerator::new(GpuBackend::new(self, options).await?))
+    }
+}
+
+impl GpuBackend {
+    /// Allocates scratch memory and prepares every dispatch that does not use a cache.
+    async fn new(model: &Arc<GpuModel>, options: &GpuDeviceOptions) -> Result<GpuBackend> {
         let gpu = &*model.gpu;
-        let options = options.fitted(model.config())?;
+        let (options, top) = options.fitted(model.config())?;
         let program = model.program();
         let plan = BufferPlan::new(model.plan(), options.activations);
         let scratch = Scratch::new(gpu, program, &plan, options.batch, options.activations).await?;
         let vocab = program.vocab();
-        let [logits, candidates, best, top_k, few, many] =
-            readout_bytes(vocab, program.tensor(program.output).cols, &options);
+        let [logits, candidates, best, top_k, few, many] = readout_bytes(program, &options, top);
         let logits_buffer = gpu.storage("logits", logits).await?;
         let candidates = gpu.storage("argmax candidates", candidates).await?;
         let best = gpu.storage("best", best).await?;
@@ -204,11 +193,11 @@ impl GpuDevice {
         let recording = Recording::new(model, &plan, &scratch, &logits_buffer)?;
         let argmax = kernel::argmax(gpu, vocab, &logits_buffer, &candidates, &best);
         gpu.check()?;
-        static DEVICES: AtomicU64 = AtomicU64::new(0);
-        Ok(GpuDevice {
-            id: DEVICES.fetch_add(1, Ordering::Relaxed),
+        Ok(GpuBackend {
+            id: new_id(),
             model: Arc::clone(model),
             options,
+            top,
             scratch,
             recording,
             logits_buffer,
@@ -218,10 +207,6 @@ impl GpuDevice {
             read_many,
             argmax,
             top_k: None,
-            bytes: Vec::new(),
-            floats: Vec::new(),
-            logits: Vec::new(),
-            chosen: Vec::new(),
             counters: Counters::default(),
         })
     }
@@ -229,11 +214,6 @@ impl GpuDevice {
     /// The model this device runs.
     pub fn model(&self) -> &Arc<GpuModel> {
         &self.model
-    }
-
-    /// The effective options.
-    pub fn options(&self) -> &GpuDeviceOptions {
-        &self.options
     }
 
     /// Work done on the GPU for this device.
@@ -246,32 +226,14 @@ impl GpuDevice {
         self.model.gpu.check().err()
     }
 
-    /// Computes at most [`GpuDeviceOptions::batch`] rows, and reads out `groups` of them.
-    async fn part(
-        &mut self,
-        segments: &[Segment<'_>],
-        groups: &[ReadoutGroup],
-        caches: &mut [&mut GpuCache],
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
-        self.write_step(segments, caches);
-        // The first group belongs to the submission of the body.
-        for (i, group) in groups.iter().enumerate() {
-            self.prepare(group);
-            self.submit(if i == 0 { segments } else { &[] }, caches, Some(group))?;
-            self.read(group, sink).await?;
-        }
-        if groups.is_empty() { self.submit(segments, caches, None) } else { Ok(()) }
-    }
-
     /// Writes tokens, positions and angles.
-    fn write_step(&self, segments: &[Segment<'_>], caches: &[&mut GpuCache]) {
+    fn write_step(&self, segments: &[Segment<'_>], caches: &[&mut Cache<GpuCache>]) {
         let program = self.model.program();
         let queue = &self.model.gpu.queue;
         for segment in segments {
             let (rows, (_, span)) = (segment.tokens.len(), attention_parts(segment));
             let words = [rows, segment.position, segment.row, span].map(|word| word as u32);
-            queue.write_buffer(caches[segment.sequence].sequence(), 0, bytemuck::cast_slice(&words));
+            queue.write_buffer(&caches[segment.sequence].memory().sequence, 0, bytemuck::cast_slice(&words));
         }
         let (tokens, angles) = tokens_and_angles(program, segments);
         let mut words = vec![0; STEP_HEAD];
@@ -286,7 +248,7 @@ impl GpuDevice {
     fn body<'k>(
         recording: &'k Recording,
         segments: &[Segment<'_>],
-        caches: &'k [&mut GpuCache],
+        caches: &'k [&mut Cache<GpuCache>],
     ) -> Vec<(&'k Kernel, DispatchShape)> {
         let rows = segments.iter().map(|segment| segment.tokens.len()).sum();
         let mut body = Vec::new();
@@ -303,7 +265,7 @@ impl GpuDevice {
                     for segment in segments {
                         let (parts, _) = attention_parts(segment);
                         let shape = DispatchShape { rows: segment.tokens.len(), parts };
-                        let kernels = caches[segment.sequence].kernels(*op).of(shape.rows, parts);
+                        let kernels = caches[segment.sequence].memory().kernels[*op].of(shape.rows, parts);
                         body.extend(kernels.iter().map(|kernel| (kernel, shape)));
                     }
                 }
@@ -327,17 +289,74 @@ impl GpuDevice {
         }
     }
 
-    /// Submits the program's body over `segments`, then the readout of `group`.
+    /// The buffer with the output, and the mapped buffer it is read through.
+    fn readback(&self, readout: Readout) -> (&Buffer, &Buffer) {
+        match (readout, &self.top_k) {
+            (Readout::Best, _) => (&self.best, &self.read_few),
+            (Readout::Top(_), Some(top_k)) => (&self.top_k_buffers[top_k.result], &self.read_few),
+            (Readout::Hidden, _) => (&self.scratch.hidden, &self.read_many),
+            (Readout::Logits, _) | (Readout::Top(_), None) => (&self.logits_buffer, &self.read_many),
+        }
+    }
+}
+
+impl Backend for GpuBackend {
+    type Memory = GpuCache;
+    type Failure = GpuFailure;
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn config(&self) -> &ModelConfig {
+        self.model.config()
+    }
+
+    fn program(&self) -> &Program {
+        self.model.program()
+    }
+
+    fn options(&self) -> &ScratchOptions {
+        &self.options
+    }
+
+    fn top(&self) -> usize {
+        self.top
+    }
+
+    fn check(&self) -> Result<()> {
+        self.model.gpu.check()
+    }
+
+    async fn allocate(&mut self, shape: &KvShape) -> Result<GpuCache> {
+        GpuCache::new(&self.model, &self.scratch, &self.recording.cache_ops, shape).await
+    }
+
+    async fn copy_from(&self, cache: &GpuCache, spans: &[Range<u64>], out: &mut Vec<u8>) -> Result<()> {
+        cache.copy_from(&self.model.gpu, spans, out).await
+    }
+
+    fn copy_into(&self, cache: &GpuCache, part: usize, at: u64, bytes: &[u8]) -> Result<()> {
+        cache.copy_into(&self.model.gpu, part, at, bytes)
+    }
+
     fn submit(
         &mut self,
         segments: &[Segment<'_>],
-        caches: &[&mut GpuCache],
-        group: Option<&ReadoutGroup>,
+        caches: &[&mut Cache<GpuCache>],
+        groups: &[ReadoutGroup],
     ) -> Result<()> {
+        if !segments.is_empty() {
+            self.write_step(segments, caches);
+        }
+        let group = groups.first();
+        if let Some(group) = group {
+            self.prepare(group);
+        }
         let gpu = &*self.model.gpu;
         let copy = group.map(|group| {
             let (from, into) = self.readback(group.readout);
-            (from.clone(), into.clone(), self.readback_len(group))
+            (from.clone(), into.clone(), (row_bytes(self.program(), group.readout) * group.rows.len()) as u64)
         });
         let encoder = gpu.device.create_command_encoder(&CommandEncoderDescriptor::default());
         let mut commands = Commands { encoder, counters: &mut self.counters };
@@ -361,146 +380,10 @@ impl GpuDevice {
         commands.submit(gpu)
     }
 
-    /// The buffer with the output, and the mapped buffer it is read through.
-    fn readback(&self, readout: Readout) -> (&Buffer, &Buffer) {
-        match (readout, &self.top_k) {
-            (Readout::Best, _) => (&self.best, &self.read_few),
-            (Readout::Top(_), Some(top_k)) => (&self.top_k_buffers[top_k.result], &self.read_few),
-            (Readout::Hidden, _) => (&self.scratch.hidden, &self.read_many),
-            (Readout::Logits, _) | (Readout::Top(_), None) => (&self.logits_buffer, &self.read_many),
-        }
-    }
-
-    /// Bytes read back for a group.
-    fn readback_len(&self, group: &ReadoutGroup) -> u64 {
-        let program = self.model.program();
-        let row = match group.readout {
-            Readout::Best => 8,
-            Readout::Top(top) => 8 * top,
-            Readout::Logits => 4 * program.vocab(),
-            Readout::Hidden => 4 * program.tensor(program.output).cols,
-        };
-        (row * group.rows.len()) as u64
-    }
-
-    /// Waits for the copies of the last submission.
-    async fn read(&mut self, group: &ReadoutGroup, sink: &mut Sink<'_>) -> Result<()> {
-        let size = self.readback_len(group);
+    async fn read(&mut self, group: &ReadoutGroup, bytes: &mut [u8]) -> Result<bool> {
         let (_, buffer) = self.readback(group.readout);
-        let buffer = buffer.clone();
-        self.model.gpu.read(&buffer, size, &mut self.bytes).await?;
-        self.counters.read_bytes += size;
-        let row_len = size as usize / group.rows.len().max(1);
-        for (wanted, bytes) in group.rows.iter().zip(self.bytes.chunks_exact(row_len.max(1))) {
-            let (sequence, row) = (wanted.sequence, wanted.run_row);
-            let words = bytes.as_chunks::<4>().0;
-            let floats = words.iter().map(|b| f32::from_le_bytes(*b));
-            match group.readout {
-                Readout::Logits => {
-                    self.logits.clear();
-                    self.logits.extend(floats);
-                    sink(sequence, row, Output::Logits(&self.logits));
-                }
-                Readout::Hidden => {
-                    self.logits.clear();
-                    self.floats.clear();
-                    self.floats.extend(floats);
-                    sink(sequence, row, Output::Hidden(&self.floats));
-                }
-                Readout::Best | Readout::Top(_) => {
-                    self.logits.clear();
-                    self.chosen.clear();
-                    let pairs = words.as_chunks::<2>().0.iter().map(|pair| pair.map(u32::from_le_bytes));
-                    let found = pairs.filter(|pair| pair[0] != 0);
-                    self.chosen.extend(found.map(|[bits, id]| (id, unordered(bits))));
-                    sink(sequence, row, Output::Top(&self.chosen));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The outputs to read from `rows`, in order.
-    fn groups(&self, rows: Rows<'_>) -> Vec<ReadoutGroup> {
-        rows.groups(|readout| match readout {
-            Readout::Top(top) if (1..=self.options.top).contains(&top) => (readout, 1),
-            Readout::Logits | Readout::Top(_) => (Readout::Logits, self.options.logit_rows),
-            Readout::Best => (readout, self.options.logit_rows),
-            Readout::Hidden => (readout, self.options.batch),
-        })
-    }
-}
-
-impl Device for GpuDevice {
-    type Cache = GpuCache;
-    type Error = Error;
-
-    fn config(&self) -> &ModelConfig {
-        self.model.config()
-    }
-
-    fn program(&self) -> &Program {
-        self.model.program()
-    }
-
-    fn batch(&self) -> usize {
-        self.options.batch
-    }
-
-    async fn cache(&mut self, options: &SessionOptions) -> Result<GpuCache> {
-        if options.context == 0 {
-            return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
-        }
-        options.attention.check()?;
-        let context = options.context.min(self.options.context);
-        let options = SessionOptions { context, ..*options };
-        GpuCache::new(&self.model, self.id, &self.scratch, &self.recording.cache_ops, options).await
-    }
-
-    fn cache_options(&self, cache: &GpuCache) -> SessionOptions {
-        cache.options()
-    }
-
-    async fn run(
-        &mut self,
-        batch: &Batch<'_>,
-        caches: &mut [&mut GpuCache],
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
-        self.model.gpu.check()?;
-        check_caches(batch, caches.iter().map(|cache| cache.device()), self.id)?;
-        for rows in Rows::parts(batch, self.options.batch) {
-            let segments: Vec<Segment<'_>> = rows.segments().collect();
-            self.part(&segments, &self.groups(rows), caches, sink).await?;
-        }
-        Ok(())
-    }
-
-    fn logits(&mut self) -> &[f32] {
-        &self.logits
-    }
-
-    /// Keys cannot be moved yet.
-    fn shift(&mut self, _: &mut GpuCache, _: usize, keep: usize, _: usize) -> Result<usize> {
-        Ok(keep)
-    }
-
-    fn export_len(&self, cache: &GpuCache, len: usize) -> usize {
-        cache.export_len(len)
-    }
-
-    async fn export(&mut self, cache: &mut GpuCache, len: usize, out: &mut Vec<u8>) -> Result<()> {
-        cache.export(&self.model.gpu, len, out).await
-    }
-
-    fn import(&mut self, cache: &mut GpuCache, len: usize, from: &[u8]) -> Result<()> {
-        cache.import(&self.model.gpu, len, from)
-    }
-}
-
-#[cfg(not(target_arch = "wasm32"))]
-impl shohin_core::device::BlockingDevice for GpuDevice {
-    fn wait<F: Future<Output = Result<T>>, T>(future: F) -> Result<T> {
-        pollster::block_on(future)
+        self.model.gpu.read(buffer, bytes).await?;
+        self.counters.read_bytes += bytes.len() as u64;
+        Ok(true)
     }
 }

@@ -1,6 +1,6 @@
 //! A GPU: its selection, capabilities and errors.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, GpuFailure, Result};
 use crate::shader::{self, Extensions};
 use shohin_core::Name;
 use std::collections::HashMap;
@@ -83,9 +83,9 @@ impl Gpu {
     /// Opens a GPU.
     ///
     /// # Errors
-    /// [`Error::NoAdapter`] if there is none that the options allow.
+    /// [`GpuFailure::NoAdapter`] if there is none that the options allow.
     pub async fn open(options: &GpuOptions) -> Result<Gpu> {
-        let absent = |problem: &str| Error::NoAdapter { problem: Name::new(problem) };
+        let absent = |problem: &str| Error::from(GpuFailure::NoAdapter { problem: Name::new(problem) });
         let (adapter, wgsl) = adapter(options).await.ok_or_else(|| {
             absent(if options.name.is_some() { "none of that name" } else { "no driver offers one" })
         })?;
@@ -116,13 +116,13 @@ impl Gpu {
         let extensions = Extensions { subgroups, f16, packed_dot: options.packed_dot && wgsl };
         let failure = Arc::new(Failure::default());
         let lost = Arc::clone(&failure);
-        device.set_device_lost_callback(move |_, words| lost.set(Error::Lost, words));
+        device.set_device_lost_callback(move |_, words| lost.set(GpuFailure::Lost.into(), words));
         let refused = Arc::clone(&failure);
         device.on_uncaptured_error(Arc::new(move |error| {
             let words = error.to_string();
             let error = match error {
                 wgpu::Error::OutOfMemory { .. } => Error::OutOfMemory { need: 0 },
-                _ => Error::Device { problem: Name::new(cause(&words)) },
+                _ => GpuFailure::Device { problem: Name::new(cause(&words)) }.into(),
             };
             refused.set(error, words);
         }));
@@ -175,7 +175,7 @@ impl Gpu {
     /// Destroys the device, as if it had been unplugged: everything on it fails from here on.
     pub fn destroy(&self) {
         self.device.destroy();
-        self.failure.set(Error::Lost, String::new());
+        self.failure.set(GpuFailure::Lost.into(), String::new());
     }
 
     /// A buffer filled with zeros.
@@ -243,9 +243,10 @@ impl Gpu {
         pipeline
     }
 
-    /// Reads the first `size` bytes of `buffer`, which must be mappable, after all commands so far.
-    pub(crate) async fn read(&self, buffer: &Buffer, size: u64, out: &mut Vec<u8>) -> Result<()> {
+    /// Reads the first bytes of `buffer`, which must be mappable, after all commands so far.
+    pub(crate) async fn read(&self, buffer: &Buffer, bytes: &mut [u8]) -> Result<()> {
         self.check()?;
+        let size = bytes.len() as u64;
         let (sender, receiver) = futures_channel::oneshot::channel();
         buffer.map_async(wgpu::MapMode::Read, ..size, move |done| {
             let _ = sender.send(done);
@@ -254,13 +255,12 @@ impl Gpu {
         // A dropped sender means that the device is gone.
         let mapped = matches!(receiver.await, Ok(Ok(())));
         self.check()?;
-        let lost = Error::Lost;
+        let lost = Error::from(GpuFailure::Lost);
         if !mapped {
             return Err(lost);
         }
         let view = buffer.get_mapped_range(..size).map_err(|_| lost)?;
-        out.clear();
-        out.extend_from_slice(&view);
+        bytes.copy_from_slice(&view);
         drop(view);
         buffer.unmap();
         Ok(())
@@ -270,7 +270,7 @@ impl Gpu {
     pub(crate) fn wait(&self) {
         #[cfg(not(target_arch = "wasm32"))]
         if self.device.poll(wgpu::PollType::wait_indefinitely()).is_err() {
-            self.failure.set(Error::Lost, String::new());
+            self.failure.set(GpuFailure::Lost.into(), String::new());
         }
     }
 }

@@ -523,8 +523,8 @@ mod tests {
         }
         encoder.copy_buffer_to_buffer(from, 0, &read, 0, size);
         gpu.queue.submit([encoder.finish()]);
-        let mut bytes = Vec::new();
-        gpu.read(&read, size, &mut bytes).await.unwrap_or_else(|e| panic!("{e}: {:?}", gpu.report()));
+        let mut bytes = vec![0; size as usize];
+        gpu.read(&read, &mut bytes).await.unwrap_or_else(|e| panic!("{e}: {:?}", gpu.report()));
         bytemuck::pod_collect_to_vec(&bytes)
     }
 

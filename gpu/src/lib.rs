@@ -23,8 +23,8 @@ mod subgroups;
 mod upload;
 
 pub use cache::GpuCache;
-pub use device::{Counters, GpuDevice, GpuDeviceOptions, GpuMemory};
-pub use error::{Error, Result};
+pub use device::{Counters, GpuBackend, GpuDevice, GpuDeviceOptions};
+pub use error::{Error, GpuFailure, Result};
 pub use gpu::{Gpu, GpuOptions};
 pub use shader::Extensions;
 pub use upload::{GpuModel, Upload, UploadPlan};

@@ -2,9 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, MAX_BINDING};
+use shohin_accelerator::{Supported, check};
 use shohin_core::gguf::{Event, Header};
 use shohin_core::model::program::{Op, TensorId, TensorRole};
-use shohin_core::model::{ModelConfig, Program, alibi, depths, lora};
+use shohin_core::model::{ModelConfig, Program};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
@@ -218,52 +219,6 @@ pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
     }
 }
 
-/// Refuses programs that the kernels cannot compute.
-///
-/// # Errors
-/// For shapes or operations without kernels.
-fn check(program: &Program) -> Result<()> {
-    let d = program.heads.dim;
-    if !d.is_multiple_of(32) || d > 256 {
-        let what = "the number of dimensions of a head";
-        return Err(Error::Unsupported { what, found: d as u64, expected: "a multiple of 32, at most 256" });
-    }
-    if !program.alibi_slopes.is_empty() {
-        let (what, found) = (alibi::REFUSED, program.alibi_slopes.len() as u64);
-        return Err(Error::Unsupported { what, found, expected: "0; the CPU computes them" });
-    }
-    if !program.routed_layers.is_empty() {
-        let (what, found) = (depths::REFUSED, program.routed_layers.len() as u64);
-        return Err(Error::Unsupported { what, found, expected: "0; the CPU computes them" });
-    }
-    for op in program.body.iter().chain(&program.head) {
-        if let Op::Exchange(_) = op {
-            let expected = "a whole one; the CPU computes both";
-            return Err(Error::Operation { found: "a program that is split among devices", expected });
-        }
-        if let Op::Swiglu { .. } = op {
-            return Err(Error::Operation { found: lora::REFUSED, expected: "none; the CPU computes them" });
-        }
-        if let Op::Experts(_) = op {
-            return Err(Error::Operation {
-                found: "a mixture of experts",
-                expected: "one feed-forward block for all tokens; the CPU computes both",
-            });
-        }
-        if let Op::RmsNorm { weight, .. } = op
-            && !program.tensor(*weight).cols.is_multiple_of(32)
-        {
-            let found = program.tensor(*weight).cols as u64;
-            let what = "the width of the residual stream";
-            return Err(Error::Unsupported { what, found, expected: "a multiple of 32" });
-        }
-    }
-    match program.head[..] {
-        [Op::RmsNorm { x, out, .. }] if x == program.residual && out == program.hidden => Ok(()),
-        _ => Err(Error::Operation { found: "the operations after the last block", expected: "one RMSNorm" }),
-    }
-}
-
 /// The contents of the GPU, computed from a file's header alone.
 #[derive(Debug)]
 pub struct UploadPlan {
@@ -291,7 +246,7 @@ impl UploadPlan {
     fn with_config(header: &Header<'_>, config: ModelConfig) -> Result<UploadPlan> {
         config.check()?;
         let program = config.program();
-        check(&program)?;
+        check(&program, Supported { experts: false, ranks: false })?;
         let bound = program.bind(header)?;
         let mut vectors = Vec::new();
         let mut places: Vec<Option<Place>> = Vec::new();

@@ -7,7 +7,7 @@ use shohin_core::device::{Device, Output, Readout, ScratchOptions, SessionOption
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, Cpu, Error as CoreError, Format, Gguf, KvFormat, Session};
-use shohin_gpu::{Counters, Error, Gpu, GpuDevice, GpuDeviceOptions, GpuModel, GpuOptions};
+use shohin_gpu::{Counters, Error, Gpu, GpuDevice, GpuDeviceOptions, GpuFailure, GpuModel, GpuOptions};
 use shohin_tests::device::{Golden, On, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
@@ -41,7 +41,7 @@ fn cpu<'f>(file: &'f [u8], activations: Activations, format: KvFormat) -> On<Cpu
 fn device(gpu: &Arc<Gpu>, file: &[u8], options: &GpuDeviceOptions) -> GpuDevice {
     pollster::block_on(async {
         let model = GpuModel::from_gguf(Arc::clone(gpu), &Gguf::parse(file).unwrap()).await.unwrap();
-        GpuDevice::new(&model, options).await.unwrap_or_else(|e| panic!("{e}: {:?}", gpu.report()))
+        model.device(options).await.unwrap_or_else(|e| panic!("{e}: {:?}", gpu.report()))
     })
 }
 
@@ -144,7 +144,7 @@ fn random_models_agree() {
         let options = GpuDeviceOptions { activations, batch, logit_rows, ..Default::default() };
         let device = pollster::block_on(async {
             let model = GpuModel::from_gguf(Arc::clone(gpu), &Gguf::parse(file)?).await?;
-            GpuDevice::new(&model, &options).await
+            model.device(&options).await
         });
         device.map(|device| On::new(device, session))
     });
@@ -385,16 +385,16 @@ fn verified_tokens_are_those_of_the_logits() {
     let sink = &mut |_, row: &[f32]| want.push(argmax(row).unwrap());
     session.forward_logits(&mut device, &tokens, sink).unwrap();
     session.truncate(0).unwrap();
-    let before = device.counters();
+    let before = device.backend().counters();
     let mut got = vec![0; tokens.len()];
     session.forward_prefill_verify(&mut device, &tokens, &mut got).unwrap();
     assert_eq!(got, want);
-    let after = device.counters();
+    let after = device.backend().counters();
     // Eight rows at a time; eight bytes for each.
     assert_eq!(after.submissions - before.submissions, 3);
     assert_eq!(after.read_bytes - before.read_bytes, 8 * 20);
     let norms = 4 * (2 * (2 * 256 + 2 * 128) + 256);
-    let matrices = device.model().bytes() - norms;
+    let matrices = device.backend().model().bytes() - norms;
     assert_eq!(after.weight_bytes - before.weight_bytes, matrices + 2 * head_bytes());
 }
 
@@ -482,11 +482,11 @@ fn a_token_stays_within_its_budget() {
         let options = GpuDeviceOptions { activations, ..Default::default() };
         let On { mut device, mut session } = on_gpu_with(&gpu, &file, &options, KvFormat::F16);
         let norms = 4 * (3 * (2 * 256 + 2 * 128) + 256);
-        let matrices = device.model().bytes() - norms;
+        let matrices = device.backend().model().bytes() - norms;
         let mut feed = |session: &mut Session<GpuDevice>, tokens: &[u32], wants| {
-            let before = device.counters();
+            let before = device.backend().counters();
             pollster::block_on(session.run(&mut device, tokens, wants, &mut |_, _, _| ())).unwrap();
-            let after = device.counters();
+            let after = device.backend().counters();
             Counters {
                 submissions: after.submissions - before.submissions,
                 dispatches: after.dispatches - before.dispatches,
@@ -532,11 +532,11 @@ fn a_lost_device_is_an_error() {
     on.best(&[1, 2, 3]).unwrap();
     gpu.destroy();
     for _ in 0..2 {
-        assert_eq!(on.best(&[4]), Err(Error::Lost));
+        assert_eq!(on.best(&[4]), Err(Error::Own(GpuFailure::Lost)));
         assert_eq!(on.session.position(), 3);
     }
-    assert_eq!(on.device.failure(), Some(Error::Lost));
-    assert!(matches!(CoreError::from(Error::Lost), CoreError::Device { .. }));
+    assert_eq!(on.device.backend().failure(), Some(Error::Own(GpuFailure::Lost)));
+    assert!(matches!(CoreError::from(Error::from(GpuFailure::Lost)), CoreError::Device { .. }));
 }
 
 #[test]
@@ -563,7 +563,7 @@ fn what_the_gpu_cannot_do_is_an_error() {
     let file = Model::new(Shape::tiny_experts(), Stored::new(Format::Q8_0), 3).to_vec().unwrap();
     let load = pollster::block_on(GpuModel::from_gguf(Arc::clone(&gpu), &Gguf::parse(&file).unwrap()));
     // By this code, hosts know that the CPU can run the model.
-    assert_eq!(load.err().map(|error| error.code()), Some("gpu_unsupported"));
+    assert!(matches!(load, Err(Error::Operation { .. } | Error::Unsupported { .. })));
     // Weights of gate and up that are multiplied by different activations.
     let formats = [Format::Q8_0, Format::Q8_0, Format::Q8_0, Format::Q8_0, Format::Q8_0, Format::F16];
     let formats = formats.map(Stored::new).to_vec();
@@ -572,13 +572,13 @@ fn what_the_gpu_cannot_do_is_an_error() {
     let load = pollster::block_on(GpuModel::from_gguf(Arc::clone(&gpu), &Gguf::parse(&file).unwrap()));
     assert!(matches!(load, Err(Error::Unsupported { .. })));
     let none = GpuOptions { name: Some("no such GPU".into()), ..GpuOptions::default() };
-    assert!(matches!(pollster::block_on(Gpu::open(&none)), Err(Error::NoAdapter { .. })));
+    assert!(matches!(pollster::block_on(Gpu::open(&none)), Err(Error::Own(GpuFailure::NoAdapter { .. }))));
     // A cache over the guaranteed binding.
     let shape = Shape { context: 1 << 20, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
     let model = pollster::block_on(GpuModel::from_gguf(gpu, &Gguf::parse(&file).unwrap())).unwrap();
     let options = GpuDeviceOptions { context: 1 << 20, ..Default::default() };
-    let mut device = pollster::block_on(GpuDevice::new(&model, &options)).unwrap();
+    let mut device = pollster::block_on(model.device(&options)).unwrap();
     let session = Session::new(&mut device, &SessionOptions { context: 1 << 20, ..Default::default() });
     assert!(matches!(session, Err(Error::Unsupported { .. })));
 }

@@ -7,7 +7,7 @@ use shohin_core::device::{BlockingDevice, Device};
 use shohin_core::{
     Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Serial, Session, SessionOptions,
 };
-use shohin_gpu::{Gpu, GpuDevice, GpuDeviceOptions, GpuModel, GpuOptions};
+use shohin_gpu::{Gpu, GpuDeviceOptions, GpuModel, GpuOptions};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ fn conversations_pass_between_devices() {
     let activations = Activations::F32;
     let mut on_gpu = pollster::block_on(async {
         let model = GpuModel::from_gguf(Arc::clone(&gpu), &gguf).await.unwrap();
-        GpuDevice::new(&model, &GpuDeviceOptions { activations, ..Default::default() }).await.unwrap()
+        model.device(&GpuDeviceOptions { activations, ..Default::default() }).await.unwrap()
     });
     let cpu = CpuOptions { activations, ..CpuOptions::default() };
     let mut on_cpu = Cpu::new(BonsaiModel::from_gguf(&gguf).unwrap(), &cpu, Serial).unwrap();

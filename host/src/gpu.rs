@@ -5,7 +5,7 @@ use crate::device_model::DeviceModel;
 use crate::error::{Error, Result};
 use shohin_core::model::ModelConfig;
 use shohin_core::{CpuOptions, Gguf, SessionOptions};
-use shohin_gpu::{Gpu, GpuDevice, GpuDeviceOptions, GpuModel, GpuOptions};
+use shohin_gpu::{Gpu, GpuDeviceOptions, GpuModel, GpuOptions};
 use std::sync::Arc;
 
 /// Weights on a GPU.
@@ -30,7 +30,7 @@ impl DeviceModel for GpuWeights {
     fn open(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
         let CpuOptions { context, activations, batch, .. } = *options;
         let options = GpuDeviceOptions { context, activations, batch, ..GpuDeviceOptions::default() };
-        Ok(Box::new(pollster::block_on(GpuDevice::new(&self.0, &options))?))
+        Ok(Box::new(pollster::block_on(self.0.device(&options))?))
     }
 
     fn sequence_bytes(&self, options: &CpuOptions, session: &SessionOptions) -> Result<u64> {

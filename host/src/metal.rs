@@ -6,7 +6,7 @@ use crate::error::Result;
 use shohin_core::device::ScratchOptions;
 use shohin_core::model::ModelConfig;
 use shohin_core::{BonsaiModel, CpuOptions, Gguf, SessionOptions};
-use shohin_metal::{Driver, Metal, MetalDevice, MetalModel};
+use shohin_metal::{Driver, Metal, MetalModel};
 use std::sync::Arc;
 
 /// Weights in memory shared with the GPU.
@@ -25,7 +25,7 @@ impl DeviceModel for MetalWeights {
     fn open(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
         let CpuOptions { context, activations, batch, .. } = *options;
         let options = ScratchOptions { context, activations, batch, ..ScratchOptions::default() };
-        Ok(Box::new(MetalDevice::new(&self.0, &options)?))
+        Ok(Box::new(self.0.device(&options)?))
     }
 
     fn sequence_bytes(&self, options: &CpuOptions, session: &SessionOptions) -> Result<u64> {

@@ -1,30 +1,18 @@
 //! The GPU of a Mac as a [`Device`].
 #![forbid(unsafe_code)]
 
-use crate::cache::{MetalCache, cache_bytes};
+use crate::cache::MetalCache;
 use crate::driver::{Dispatch, Driver};
-use crate::error::{Error, Result};
+use crate::error::{MetalFailure, Result};
 use crate::kernel::{ARGMAX_SHARES, BatchShape, Kernel, Kernels, Pipelines};
 use crate::lower::{CacheOp, Lowered, Scratch, Step, scratch_bytes};
 use crate::weights::MetalModel;
-use shohin_core::device::{
-    Batch, BlockingDevice, Output, Readout, ScratchOptions, SessionOptions, Sink, check_caches, check_run,
-    ready, unordered,
-};
+use core::ops::Range;
+use shohin_accelerator::{Accelerator, Backend, Cache, KvShape, MemoryPlan, new_id};
+use shohin_core::device::{Readout, ScratchOptions, SessionOptions};
 use shohin_core::model::{ModelConfig, Program};
-use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
-use shohin_core::{Device, Error as CoreError};
+use shohin_core::rows::{ReadoutGroup, Segment, tokens_and_angles};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Memory of a device and a sequence, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct MetalMemory {
-    /// Keys and values of a sequence.
-    pub kv: u64,
-    /// Activations of one batch, and logits.
-    pub scratch: u64,
-}
 
 /// Bytes of the logits, and of argmax's candidates and results.
 fn readout_bytes(vocab: usize, rows: usize) -> [u64; 3] {
@@ -36,18 +24,29 @@ impl<D: Driver> MetalModel<D> {
     ///
     /// # Errors
     /// For an option outside its range.
-    pub fn memory_plan(&self, options: &ScratchOptions, session: &SessionOptions) -> Result<MetalMemory> {
+    pub fn memory_plan(&self, options: &ScratchOptions, session: &SessionOptions) -> Result<MemoryPlan> {
         let (options, program) = (options.fitted(self.config())?, self.program());
         let scratch = scratch_bytes(program, options.batch, options.activations);
         let readout: u64 = readout_bytes(program.vocab(), options.logit_rows).iter().sum();
         let session = SessionOptions { context: session.context.min(options.context), ..*session };
-        Ok(MetalMemory { kv: cache_bytes(program, &session), scratch: scratch + readout })
+        Ok(MemoryPlan { kv: KvShape::new(program, &session).bytes(), scratch: scratch + readout })
+    }
+
+    /// A device that runs the model.
+    ///
+    /// # Errors
+    /// For an option outside its range, a program without kernels, [`Error::OutOfMemory`](crate::Error::OutOfMemory), or errors
+    /// of Metal when it compiles the kernels.
+    pub fn device(self: &Arc<Self>, options: &ScratchOptions) -> Result<MetalDevice<D>> {
+        Ok(Accelerator::new(MetalBackend::new(self, options)?))
     }
 }
 
-/// A model on the GPU of a Mac: scratch memory for a batch, and the kernels of its program. Runs any number of
-/// sequences.
-pub struct MetalDevice<D: Driver> {
+/// A model on the GPU of a Mac.
+pub type MetalDevice<D> = Accelerator<MetalBackend<D>>;
+
+/// Scratch memory for a batch, and the kernels of a program.
+pub struct MetalBackend<D: Driver> {
     /// Unique among the devices of the process.
     id: u64,
     model: Arc<MetalModel<D>>,
@@ -58,23 +57,17 @@ pub struct MetalDevice<D: Driver> {
     logits_buffer: D::Buffer,
     best: D::Buffer,
     argmax: [Kernel<D>; 2],
-    floats: Vec<f32>,
-    logits: Vec<f32>,
 }
 
-impl<D: Driver> core::fmt::Debug for MetalDevice<D> {
+impl<D: Driver> core::fmt::Debug for MetalBackend<D> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("MetalDevice").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("MetalBackend").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
-impl<D: Driver> MetalDevice<D> {
+impl<D: Driver> MetalBackend<D> {
     /// Allocates scratch memory and prepares every kernel that does not use a cache.
-    ///
-    /// # Errors
-    /// For an option outside its range, a program without kernels, [`Error::OutOfMemory`], or errors of Metal when
-    /// it compiles the kernels.
-    pub fn new(model: &Arc<MetalModel<D>>, options: &ScratchOptions) -> Result<MetalDevice<D>> {
+    fn new(model: &Arc<MetalModel<D>>, options: &ScratchOptions) -> Result<MetalBackend<D>> {
         let (driver, program) = (model.driver(), model.program());
         let options = options.fitted(model.config())?;
         let scratch = Scratch::new(driver, program, options.batch, options.activations)?;
@@ -86,9 +79,8 @@ impl<D: Driver> MetalDevice<D> {
         let lowered = Lowered::new(model, &scratch, &mut pipelines, options.activations, &logits_buffer)?;
         let mut kernels = Kernels { driver, pipelines: &mut pipelines };
         let argmax = kernels.argmax(vocab, &logits_buffer, &candidates, &best)?;
-        static DEVICES: AtomicU64 = AtomicU64::new(0);
-        Ok(MetalDevice {
-            id: DEVICES.fetch_add(1, Ordering::Relaxed),
+        Ok(MetalBackend {
+            id: new_id(),
             model: Arc::clone(model),
             options,
             pipelines,
@@ -97,49 +89,7 @@ impl<D: Driver> MetalDevice<D> {
             logits_buffer,
             best,
             argmax,
-            floats: Vec::new(),
-            logits: Vec::new(),
         })
-    }
-
-    /// The model this device runs.
-    pub fn model(&self) -> &Arc<MetalModel<D>> {
-        &self.model
-    }
-
-    /// The effective options.
-    pub fn options(&self) -> &ScratchOptions {
-        &self.options
-    }
-
-    fn compute(
-        &mut self,
-        batch: &Batch<'_>,
-        caches: &mut [&mut MetalCache<D>],
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
-        check_caches(batch, caches.iter().map(|cache| cache.device()), self.id)?;
-        for (run, cache) in batch.iter().zip(caches.iter()) {
-            check_run(run, cache.options().context, self.model.program().vocab())?;
-        }
-        for rows in Rows::parts(batch, self.options.batch) {
-            let segments: Vec<Segment<'_>> = rows.segments().collect();
-            self.write_inputs(&segments)?;
-            let groups = self.groups(rows);
-            // The first group belongs to the command buffer of the body.
-            for (i, group) in groups.iter().enumerate() {
-                let list: Vec<u32> = group.rows.iter().map(|wanted| wanted.row as u32).collect();
-                self.write(&self.scratch.read_out, &list)?;
-                let body = if i == 0 { self.body(&segments, caches) } else { Vec::new() };
-                let head = self.head(group);
-                self.model.driver().run(&body.into_iter().chain(head).collect::<Vec<_>>())?;
-                self.read(group, sink)?;
-            }
-            if groups.is_empty() {
-                self.model.driver().run(&self.body(&segments, caches))?;
-            }
-        }
-        Ok(())
     }
 
     fn write<T: bytemuck::Pod>(&self, buffer: &D::Buffer, content: &[T]) -> Result<()> {
@@ -157,10 +107,13 @@ impl<D: Driver> MetalDevice<D> {
     fn body<'k>(
         &'k self,
         segments: &[Segment<'_>],
-        caches: &'k [&mut MetalCache<D>],
+        caches: &'k [&mut Cache<MetalCache<D>>],
     ) -> Vec<Dispatch<'k, D>> {
         let rows = segments.iter().map(|segment| segment.tokens.len()).sum();
         let mut body = Vec::new();
+        if rows == 0 {
+            return body;
+        }
         for step in &self.lowered.body {
             let Step::Cache(op) = *step else {
                 body.extend(of_rows(step, rows));
@@ -168,10 +121,10 @@ impl<D: Driver> MetalDevice<D> {
             };
             for segment in segments {
                 let cache = &caches[segment.sequence];
-                let capacity = cache.options().context;
+                let (capacity, kernel) = (cache.options().context, &cache.memory().kernels[op]);
                 let shape =
                     BatchShape::segment(segment.tokens.len(), segment.row, segment.position, capacity);
-                body.push(cache.kernel(op).dispatch(shape));
+                body.push(kernel.dispatch(shape));
                 if let CacheOp::Attention { combine, .. } = &self.lowered.cache_ops[op]
                     && shape.parts > 1
                 {
@@ -194,50 +147,6 @@ impl<D: Driver> MetalDevice<D> {
         }
         head
     }
-
-    /// Passes the outputs of a group to `sink`.
-    fn read(&mut self, group: &ReadoutGroup, sink: &mut Sink<'_>) -> Result<()> {
-        let program = self.model.program();
-        let (from, cols) = match group.readout {
-            Readout::Best => (&self.best, 2),
-            Readout::Hidden => (self.scratch.floats(program.hidden), program.tensor(program.output).cols),
-            Readout::Logits | Readout::Top(_) => (&self.logits_buffer, program.vocab()),
-        };
-        self.logits.clear();
-        for (row, wanted) in group.rows.iter().enumerate() {
-            let (sequence, run_row, at) = (wanted.sequence, wanted.run_row, 4 * (row * cols) as u64);
-            let driver = self.model.driver();
-            match group.readout {
-                Readout::Logits | Readout::Top(_) => {
-                    self.logits.resize(cols, 0.0);
-                    driver.read(from, at, bytemuck::must_cast_slice_mut(&mut self.logits))?;
-                    sink(sequence, run_row, Output::Logits(&self.logits));
-                }
-                Readout::Hidden => {
-                    self.floats.resize(cols, 0.0);
-                    driver.read(from, at, bytemuck::must_cast_slice_mut(&mut self.floats))?;
-                    sink(sequence, run_row, Output::Hidden(&self.floats));
-                }
-                Readout::Best => {
-                    let mut best = [0u32; 2];
-                    driver.read(from, at, bytemuck::must_cast_slice_mut(&mut best))?;
-                    // 0 is no choice: every logit is NaN or -inf.
-                    let found = [(best[1], unordered(best[0]))];
-                    sink(sequence, run_row, Output::Top(if best[0] == 0 { &[] } else { &found }));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The outputs to read from `rows`, in order. All logits are read for [`Readout::Top`]: they are in shared memory.
-    fn groups(&self, rows: Rows<'_>) -> Vec<ReadoutGroup> {
-        rows.groups(|readout| match readout {
-            Readout::Logits | Readout::Top(_) => (Readout::Logits, self.options.logit_rows),
-            Readout::Best => (Readout::Best, self.options.logit_rows),
-            Readout::Hidden => (Readout::Hidden, self.options.batch),
-        })
-    }
 }
 
 /// The dispatch of a step over `rows` rows; none for operations on a cache.
@@ -251,9 +160,13 @@ fn of_rows<D: Driver>(step: &Step<D>, rows: usize) -> Option<Dispatch<'_, D>> {
     kernel.map(|kernel| kernel.dispatch(BatchShape::rows(rows)))
 }
 
-impl<D: Driver> Device for MetalDevice<D> {
-    type Cache = MetalCache<D>;
-    type Error = Error;
+impl<D: Driver> Backend for MetalBackend<D> {
+    type Memory = MetalCache<D>;
+    type Failure = MetalFailure;
+
+    fn id(&self) -> u64 {
+        self.id
+    }
 
     fn config(&self) -> &ModelConfig {
         self.model.config()
@@ -263,58 +176,55 @@ impl<D: Driver> Device for MetalDevice<D> {
         self.model.program()
     }
 
-    fn batch(&self) -> usize {
-        self.options.batch
+    fn options(&self) -> &ScratchOptions {
+        &self.options
     }
 
-    async fn cache(&mut self, options: &SessionOptions) -> Result<MetalCache<D>> {
-        if options.context == 0 {
-            return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
-        }
-        options.attention.check()?;
-        let options = SessionOptions { context: options.context.min(self.options.context), ..*options };
+    async fn allocate(&mut self, shape: &KvShape) -> Result<MetalCache<D>> {
         let mut kernels = Kernels { driver: self.model.driver(), pipelines: &mut self.pipelines };
-        MetalCache::new(self.id, self.model.program(), &self.lowered.cache_ops, &mut kernels, options)
+        MetalCache::new(shape, &self.lowered.cache_ops, &mut kernels)
     }
 
-    fn cache_options(&self, cache: &MetalCache<D>) -> SessionOptions {
-        cache.options()
+    async fn copy_from(&self, cache: &MetalCache<D>, spans: &[Range<u64>], out: &mut Vec<u8>) -> Result<()> {
+        for buffer in cache.layers.iter().flatten() {
+            for span in spans {
+                let start = out.len();
+                out.resize(start + (span.end - span.start) as usize, 0);
+                self.model.driver().read(buffer, span.start, &mut out[start..])?;
+            }
+        }
+        Ok(())
     }
 
-    async fn run(
+    fn copy_into(&self, cache: &MetalCache<D>, part: usize, at: u64, bytes: &[u8]) -> Result<()> {
+        self.model.driver().write(&cache.layers[part / 2][part % 2], at, bytes)
+    }
+
+    fn submit(
         &mut self,
-        batch: &Batch<'_>,
-        caches: &mut [&mut MetalCache<D>],
-        sink: &mut Sink<'_>,
+        segments: &[Segment<'_>],
+        caches: &[&mut Cache<MetalCache<D>>],
+        groups: &[ReadoutGroup],
     ) -> Result<()> {
-        self.compute(batch, caches, sink)
+        if !segments.is_empty() {
+            self.write_inputs(segments)?;
+        }
+        let mut dispatches = self.body(segments, caches);
+        if let Some(group) = groups.first() {
+            let rows: Vec<u32> = group.rows.iter().map(|wanted| wanted.row as u32).collect();
+            self.write(&self.scratch.read_out, &rows)?;
+            dispatches.extend(self.head(group));
+        }
+        self.model.driver().run(&dispatches)
     }
 
-    fn logits(&mut self) -> &[f32] {
-        &self.logits
-    }
-
-    /// Keys cannot be moved yet.
-    fn shift(&mut self, _: &mut MetalCache<D>, _: usize, keep: usize, _: usize) -> Result<usize> {
-        Ok(keep)
-    }
-
-    fn export_len(&self, cache: &MetalCache<D>, len: usize) -> usize {
-        cache.export_len(len)
-    }
-
-    async fn export(&mut self, cache: &mut MetalCache<D>, len: usize, out: &mut Vec<u8>) -> Result<()> {
-        cache.export(self.model.driver(), len, out)
-    }
-
-    fn import(&mut self, cache: &mut MetalCache<D>, len: usize, from: &[u8]) -> Result<()> {
-        cache.import(self.model.driver(), len, from)
-    }
-}
-
-impl<D: Driver> BlockingDevice for MetalDevice<D> {
-    fn wait<F: Future<Output = Result<T>>, T>(future: F) -> Result<T> {
-        // Every call waits for the GPU itself.
-        ready(future).unwrap_or(Err(CoreError::Device { problem: "it did not answer" }.into()))
+    async fn read(&mut self, group: &ReadoutGroup, bytes: &mut [u8]) -> Result<bool> {
+        let from = match group.readout {
+            Readout::Best => &self.best,
+            Readout::Hidden => self.scratch.floats(self.model.program().hidden),
+            Readout::Logits | Readout::Top(_) => &self.logits_buffer,
+        };
+        self.model.driver().read(from, 0, bytes)?;
+        Ok(true)
     }
 }

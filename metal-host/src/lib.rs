@@ -27,9 +27,9 @@ mod tested;
 mod weights;
 
 pub use cache::MetalCache;
-pub use device::{MetalDevice, MetalMemory};
+pub use device::{MetalBackend, MetalDevice};
 pub use driver::{Dispatch, Driver};
-pub use error::{Error, Result};
+pub use error::{Error, MetalFailure, Result};
 pub use kernel::{SOURCE, kernel_names};
 #[cfg(target_os = "macos")]
 pub use metal::{Metal, MetalBuffer};

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::driver::Driver;
-use crate::error::{Error, Result, unsupported};
+use crate::error::{Error, Result};
 use crate::kernel::{Choices, Kernel, Kernels, MAX_PARTS, Output, Pairs, Pipelines, RopeStore, TILE_ROWS};
 use crate::weights::{Matrix, MetalModel};
 use shohin_core::Activations;
@@ -161,7 +161,10 @@ impl<D: Driver> Lowered<D> {
         program.body.iter().try_for_each(|op| lowering.op(op))?;
         let body = core::mem::take(&mut lowering.steps);
         let [Op::RmsNorm { x, weight, eps, out }] = program.head[..] else {
-            return Err(unsupported("the operations after the last block", "one RMSNorm"));
+            return Err(Error::Operation {
+                found: "the operations after the last block",
+                expected: "one RMSNorm",
+            });
         };
         let norm = lowering.rmsnorm(x, weight, eps, Some(&scratch.read_out), out)?;
         lowering.linear(program.output, out, logits, Output::Store, None)?;
@@ -207,11 +210,16 @@ impl<D: Driver> Lowering<'_, D> {
                 Ok(())
             }
             Op::LinearSwiglu { x, gate, up, out } => self.swiglu(x, [gate, up], out, None),
-            Op::Exchange(_) => Err(unsupported("a program that is split among devices", "a whole one")),
+            Op::Exchange(_) => Err(Error::Operation {
+                found: "a program that is split among devices",
+                expected: "a whole one",
+            }),
             Op::Experts(ref experts) => self.experts(experts),
-            Op::Swiglu { .. } => Err(unsupported(lora::REFUSED, "none; the CPU computes them")),
+            Op::Swiglu { .. } => {
+                Err(Error::Operation { found: lora::REFUSED, expected: "none; the CPU computes them" })
+            }
             Op::Select { .. } | Op::Merge { .. } => {
-                Err(unsupported("a mixture of depths", "blocks that no token skips"))
+                Err(Error::Operation { found: "a mixture of depths", expected: "blocks that no token skips" })
             }
             Op::RopeStore { layer, q, k, v, norm, eps } => {
                 let norm = norm.map(|QkNorm { q, k }| {
@@ -322,7 +330,7 @@ impl<D: Driver> Lowering<'_, D> {
         let (program, scratch) = (self.model.program(), self.scratch);
         let (experts, cols) = (program.tensor(e.router).rows, program.tensor(e.down).rows_each());
         let Some(choices) = &scratch.choices else {
-            return Err(unsupported("a mixture of experts", "scratch"));
+            return Err(Error::Operation { found: "a mixture of experts", expected: "scratch" });
         };
         let logits = scratch.floats(e.probabilities);
         self.linear(e.router, e.x, logits, Output::Store, None)?;

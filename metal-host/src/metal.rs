@@ -1,7 +1,7 @@
 //! The [`Driver`] for Macs. Memory is shared: buffers are read and written in place.
 
 use crate::driver::{Dispatch, Driver};
-use crate::error::{Error, Result};
+use crate::error::{Error, MetalFailure, Result};
 use crate::kernel::SOURCE;
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -39,9 +39,9 @@ impl Metal {
     /// Opens the default device and compiles the kernels.
     ///
     /// # Errors
-    /// [`Error::NoDevice`]; [`Error::Driver`] if Metal refuses the kernels.
+    /// [`MetalFailure::NoDevice`]; [`MetalFailure::Driver`] if Metal refuses the kernels.
     pub fn open() -> Result<Metal> {
-        let absent = |problem: &str| Error::NoDevice { problem: problem.into() };
+        let absent = |problem: &str| Error::from(MetalFailure::NoDevice { problem: problem.into() });
         let device = MTLCreateSystemDefaultDevice().ok_or_else(|| absent("the system has none"))?;
         if !device.hasUnifiedMemory() {
             return Err(absent("its memory is not shared with the processor; Apple's own have that"));
@@ -59,7 +59,7 @@ impl Metal {
 }
 
 fn failed(what: &'static str, problem: &NSString) -> Error {
-    Error::Driver { what, problem: problem.to_string() }
+    MetalFailure::Driver { what, problem: problem.to_string() }.into()
 }
 
 /// Held while buffers are copied and while kernels run: buffers are shared by threads, and by several devices.
@@ -85,7 +85,7 @@ fn address(MetalBuffer(buffer): &MetalBuffer, at: u64, len: usize) -> Result<Non
     let end = usize::try_from(at).ok().and_then(|at| at.checked_add(len));
     if end.is_none_or(|end| end > buffer.length()) {
         let problem = format!("{len} bytes at {at} of {}", buffer.length());
-        return Err(Error::Driver { what: "a copy", problem });
+        return Err(MetalFailure::Driver { what: "a copy", problem }.into());
     }
     // SAFETY: within the buffer, whose memory is shared and has an address.
     Ok(unsafe { buffer.contents().cast::<u8>().add(at as usize) })
@@ -127,7 +127,7 @@ impl Driver for Metal {
     fn pipeline(&self, name: &str) -> Result<Self::Pipeline> {
         let function = self.library.newFunctionWithName(&NSString::from_str(name));
         let function =
-            function.ok_or_else(|| Error::Driver { what: "a kernel's name", problem: name.into() })?;
+            function.ok_or_else(|| MetalFailure::Driver { what: "a kernel's name", problem: name.into() })?;
         let pipeline = self
             .device
             .newComputePipelineStateWithFunction_error(&function)
@@ -147,7 +147,7 @@ impl Driver for Metal {
 
     fn run(&self, dispatches: &[Dispatch<'_, Metal>]) -> Result<()> {
         let _turn = turn();
-        let absent = |what| Error::Driver { what, problem: "there is no memory".into() };
+        let absent = |what| MetalFailure::Driver { what, problem: "there is no memory".into() };
         autoreleasepool(|_| {
             let commands = self.queue.commandBuffer().ok_or_else(|| absent("a command buffer"))?;
             // Its dispatches run one after the other.
@@ -162,7 +162,7 @@ impl Driver for Metal {
                 return Ok(());
             }
             let problem = commands.error().map(|error| error.localizedDescription().to_string());
-            Err(Error::Driver { what: "running kernels", problem: problem.unwrap_or_default() })
+            Err(MetalFailure::Driver { what: "running kernels", problem: problem.unwrap_or_default() }.into())
         })
     }
 }

@@ -21,7 +21,15 @@ impl Coded for shohin_core::Error {
 #[cfg(feature = "gpu")]
 impl Coded for shohin_gpu::Error {
     fn code(&self) -> &'static str {
-        shohin_gpu::Error::code(self)
+        use shohin_gpu::{Error, GpuFailure};
+        match self {
+            Error::Core(error) => error.code(),
+            Error::OutOfMemory { .. } => "gpu_memory",
+            Error::Own(GpuFailure::NoAdapter { .. }) => "gpu_absent",
+            Error::Own(GpuFailure::Lost) => "gpu_lost",
+            Error::Own(GpuFailure::Device { .. }) => "gpu_device",
+            Error::Unsupported { .. } | Error::Operation { .. } => "gpu_unsupported",
+        }
     }
 }
 

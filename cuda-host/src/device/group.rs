@@ -1,15 +1,16 @@
 //! A device as one rank of a group: what a split program exchanges, and the end of a group that has lost a rank.
 
+use super::CudaBackend;
 use super::kernels::THREADS;
 use super::launches::Shape;
-use super::{CudaCache, CudaDevice, new_id};
 use crate::args::GatherArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::Result;
 use crate::nccl::{Communicator, Floats};
+use shohin_accelerator::{Backend, Cache, Outputs, new_id, read_out};
 use shohin_core::Error as CoreError;
 use shohin_core::collective::Collective;
-use shohin_core::device::{Batch, Sink};
+use shohin_core::device::Batch;
 use shohin_core::model::Program;
 use shohin_core::model::program::{Exchange, Op};
 use shohin_core::rows::{Rows, Segment};
@@ -87,7 +88,7 @@ fn logits_part(program: &Program) -> usize {
     program.divided_vocab.map_or(0, |vocab| vocab.div_ceil(program.ranks))
 }
 
-impl<D: Driver> CudaDevice<D> {
+impl<D: Driver> CudaBackend<D> {
     /// Runs a split program as one rank of a group, whose exchanges `communicator` carries. While this rank waits for its GPU
     /// it asks `group`, which has the same ranks, whether the others are still there. Sequences are made after it: the device
     /// refuses those from before.
@@ -95,11 +96,7 @@ impl<D: Driver> CudaDevice<D> {
     /// # Errors
     /// If the program, `communicator` and `group` are of different ranks, or of different numbers of ranks;
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
-    pub fn in_group(
-        mut self,
-        communicator: Arc<Communicator>,
-        group: Arc<dyn Collective>,
-    ) -> Result<CudaDevice<D>> {
+    pub fn join_group(&mut self, communicator: Arc<Communicator>, group: Arc<dyn Collective>) -> Result<()> {
         let program = self.model.program();
         let same = |what, expected: usize, found: usize| match expected == found {
             true => Ok(()),
@@ -135,7 +132,7 @@ impl<D: Driver> CudaDevice<D> {
         };
         self.leave_group();
         self.rank = Some(rank);
-        Ok(self)
+        Ok(())
     }
 
     /// Leaves the group: other ranks then know that this one will not answer. Sequences end.
@@ -229,11 +226,11 @@ impl<D: Driver> CudaDevice<D> {
 
     /// The first stage of a pipeline with several parts of a batch: as many are on their way as there are other stages, so that
     /// all are busy.
-    pub(super) fn pipeline(
+    pub(super) async fn pipeline(
         &mut self,
         batch: &Batch<'_>,
-        caches: &mut [&mut CudaCache<D>],
-        sink: &mut Sink<'_>,
+        caches: &[&mut Cache<<Self as Backend>::Memory>],
+        out: &mut Outputs<'_>,
     ) -> Result<()> {
         let model = Arc::clone(&self.model);
         let program = model.program();
@@ -257,12 +254,12 @@ impl<D: Driver> CudaDevice<D> {
             here.communicator.pass(self.driver(), Some(send), receive)?;
             if let Some(rows) = oldest {
                 self.gather(here.returned.address(), self.floats(*x), rows.len(), cols, cols, false)?;
-                self.read_out(&self.groups(rows), 0, sink)?;
+                read_out(self, rows, out).await?;
             }
         }
         for rows in returning {
             self.tail(Shape::whole(rows.len()))?;
-            self.read_out(&self.groups(rows), 0, sink)?;
+            read_out(self, rows, out).await?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! reads them, and blocks of gated products round their results.
 
 use super::kernels::{FEW_TOKENS, FLOAT_TOKENS, INTEGER_TOKENS, MMA_OUTPUTS, MMA_TOKENS, THREADS};
-use super::{CudaDevice, PARTS};
+use super::{CudaBackend, PARTS};
 use crate::args::{
     AttentionArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, QuantizeArgs, RopeArgs, RouteArgs,
     TilesArgs,
@@ -203,7 +203,7 @@ fn may_be_fused(program: &Program, at: usize) -> bool {
     }
 }
 
-impl<D: Driver> CudaDevice<D> {
+impl<D: Driver> CudaBackend<D> {
     pub(super) fn driver(&self) -> &D {
         &self.model.driver
     }

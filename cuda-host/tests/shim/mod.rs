@@ -5,7 +5,7 @@ mod build;
 use build::build;
 use libloading::Library;
 use shohin_core::Name;
-use shohin_cuda::{Driver, Error, LaunchSize, Result};
+use shohin_cuda::{CudaFailure, Driver, Error, LaunchSize, Result};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -150,7 +150,7 @@ impl Driver for Shim {
             kernel(text.as_ptr(), &mut args)
         };
         match index {
-            -1 => Err(Error::Driver { call: "kernel", problem: Name::new(name) }),
+            -1 => Err(CudaFailure::Driver { call: "kernel", problem: Name::new(name) }.into()),
             index => Ok(Kernel { index, args }),
         }
     }

@@ -3,7 +3,7 @@
 use super::numa::Cores;
 use super::{RankDevice, lead};
 use crate::any_device::AnyDevice;
-use crate::cuda::{scratch_options, session_bytes};
+use crate::cuda::scratch_options;
 use crate::device_model::DeviceModel;
 use crate::error::Result;
 use crate::file::ModelFile;
@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex};
 
 impl RankDevice for CudaDevice<Cuda> {
     fn leave_group(&mut self) {
-        CudaDevice::leave_group(self);
+        self.backend_mut().leave_group();
     }
 
     fn head_runs(&self, cache: &Self::Cache, len: usize) -> Vec<usize> {
-        CudaDevice::head_runs(self, cache, len)
+        cache.head_runs(len)
     }
 }
 
@@ -73,14 +73,16 @@ impl DeviceModel for CudaSplit {
         let cores = self.models.iter().map(|_| Cores::default());
         let device = lead(self.split, &self.program, Some(&self.turn), cores, |rank, group| {
             let communicator = Arc::clone(&self.communicators[rank]);
-            Ok(CudaDevice::new(&self.models[rank], &options)?.in_group(communicator, group)?)
+            let mut device = self.models[rank].device(&options)?;
+            device.backend_mut().join_group(communicator, group)?;
+            Ok(device)
         });
         Ok(Box::new(device?))
     }
 
     /// On all GPUs.
     fn sequence_bytes(&self, _: &CpuOptions, session: &SessionOptions) -> Result<u64> {
-        Ok(self.models.iter().map(|model| session_bytes(model, session)).sum())
+        Ok(self.models.iter().map(|model| model.kv_bytes(session)).sum())
     }
 
     fn gpu(&self) -> Option<&str> {

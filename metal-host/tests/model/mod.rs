@@ -6,7 +6,7 @@ use shohin_core::device::{BlockingDevice, Output, Readout, ScratchOptions, Sessi
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, BonsaiModel, Cpu, Format, Gguf, KvFormat, Session};
-use shohin_metal::{MetalDevice, MetalModel};
+use shohin_metal::{Error, MetalDevice, MetalModel};
 use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
@@ -22,7 +22,7 @@ fn kv(kv: KvFormat) -> SessionOptions {
 fn metal(file: &[u8], activations: Activations, format: KvFormat, order: Order) -> On<MetalDevice<Tested>> {
     let model = MetalModel::new(tested(order), &load(file)).unwrap();
     let options = ScratchOptions { activations, batch: 16, ..ScratchOptions::default() };
-    On::new(MetalDevice::new(&model, &options).unwrap(), &kv(format))
+    On::new(model.device(&options).unwrap(), &kv(format))
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn alibi_is_refused_by_name() {
     let shape = Shape { max_alibi_bias: 8.0, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
     let refused = MetalModel::new(tested(Order::Forward), &load(&file)).err().unwrap();
-    assert_eq!(refused.code(), "metal_unsupported");
+    assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
     let text = refused.to_string();
     assert!(
         text.contains("attention.max_alibi_bias, or the option alibi") && text.contains("the CPU"),
@@ -108,7 +108,7 @@ fn random_models_agree() {
     let refused = Refused { experts: None, floats_beside_integers };
     check_random_models("metal", 50, &refused, |file, options, session| {
         let model = MetalModel::new(tested(orders.next().unwrap_or(Order::Forward)), &load(file))?;
-        MetalDevice::new(&model, options).map(|device| On::new(device, session))
+        model.device(options).map(|device| On::new(device, session))
     });
 }
 

@@ -2,7 +2,7 @@
 
 use crate::tested::shim::{Shim, check, compile};
 use crate::tested::{Order, download, upload};
-use shohin_metal::{Dispatch, Driver, Error, SOURCE};
+use shohin_metal::{Dispatch, Driver, Error, MetalFailure, SOURCE};
 
 /// Kernels over one buffer, after the arguments that all kernels end with.
 fn kernels(bodies: &str) -> String {
@@ -57,7 +57,7 @@ fn missing_barriers_show_in_some_order() {
         for (name, problem) in
             [("divergent", "not every thread reaches"), ("mixed", "wait for different operations")]
         {
-            let Err(Error::Driver { problem: found, .. }) = run(&shim, name) else {
+            let Err(Error::Own(MetalFailure::Driver { problem: found, .. })) = run(&shim, name) else {
                 panic!("{name} must fail")
             };
             assert!(found.contains(problem), "{name}: {found}");

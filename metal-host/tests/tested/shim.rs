@@ -2,7 +2,7 @@
 
 use super::Order;
 use libloading::Library;
-use shohin_metal::{Dispatch, Driver, Error, Result, SOURCE};
+use shohin_metal::{Dispatch, Driver, Error, MetalFailure, Result, SOURCE};
 use shohin_tests::shim::Compiler;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::hash::{Hash, Hasher};
@@ -98,7 +98,7 @@ impl Memory {
         let end = usize::try_from(at).ok().and_then(|at| at.checked_add(len));
         if end.is_none_or(|end| end > self.bytes) {
             let problem = format!("{len} bytes at {at} of {}", self.bytes);
-            return Err(Error::Driver { what: "a copy", problem });
+            return Err(MetalFailure::Driver { what: "a copy", problem }.into());
         }
         // SAFETY: within the allocation.
         Ok(unsafe { self.at.cast::<u8>().add(at as usize) })
@@ -143,7 +143,8 @@ impl Driver for Shim {
     fn pipeline(&self, name: &str) -> Result<*mut c_void> {
         // SAFETY: only the address is used.
         let found = unsafe { self.library.get::<*mut c_void>(name.as_bytes()) };
-        let found = found.map_err(|e| Error::Driver { what: "a kernel's name", problem: e.to_string() })?;
+        let found =
+            found.map_err(|e| MetalFailure::Driver { what: "a kernel's name", problem: e.to_string() })?;
         // SAFETY: the library is never unloaded.
         Ok(unsafe { found.into_raw() }.as_raw_ptr())
     }
@@ -182,7 +183,7 @@ impl Driver for Shim {
             if failed != 0 {
                 let text = error.split(|&b| b == 0).next().unwrap_or_default();
                 let problem = String::from_utf8_lossy(text).into_owned();
-                return Err(Error::Driver { what: "a kernel", problem });
+                return Err(MetalFailure::Driver { what: "a kernel", problem }.into());
             }
         }
         Ok(())

@@ -44,7 +44,7 @@ impl Weights {
 
     /// A device with scratch memory of its own, and a sequence on it.
     pub(crate) async fn session(&self, session: &SessionOptions) -> Result<(Device, Session<Device>)> {
-        let mut device = GpuDevice::new(&self.model, &self.options(session.context)).await?;
+        let mut device = self.model.device(&self.options(session.context)).await?;
         let session = Session::open(&mut device, session).await?;
         Ok((device, session))
     }
