@@ -1,14 +1,20 @@
 //! An NVIDIA GPU: scratch memory, and the launches of each operation.
 
+mod backend;
 mod group;
 mod kernels;
 mod launches;
+mod rank;
+mod shape;
 
-use self::group::Rank;
-use self::kernels::{Kernels, THREADS};
-use self::launches::{Choices, Epilogue, Products, Shape, inputs};
+use self::backend::ARGMAX_BLOCKS;
+pub use self::backend::CudaBackend;
+use self::kernels::THREADS;
+use self::launches::{Epilogue, Products};
+use self::rank::Rank;
+use self::shape::Shape;
 use crate::args::{ArgmaxArgs, CacheArgs};
-use crate::driver::{Driver, HostMemory, Memory, Recording};
+use crate::driver::{Driver, Memory, Recording};
 use crate::error::{CudaFailure, Result};
 use crate::model::CudaModel;
 use bytemuck::cast_slice;
@@ -20,57 +26,13 @@ use shohin_core::device::{Batch, Readout, ScratchOptions, SessionOptions};
 use shohin_core::model::program::Heads;
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
-use shohin_core::Activations;
 use std::sync::Arc;
 
 /// Rows of a prompt that a device computes together, unless told otherwise: weights are read once for all of them.
 pub const BATCH: usize = 512;
 
-/// The most parts of the positions among which the attention of a single row is divided, and of as many single tokens together; a
-/// warp has a lane for each.
-const PARTS: usize = 32;
-const _: () = assert!(PARTS <= 32);
-
-/// The most blocks that seek the most likely token of a row, one for each so many logits.
-const ARGMAX_BLOCKS: usize = 64;
+/// A block that seeks the most likely token of a row has so many logits, as far as there are blocks.
 const ARGMAX_LOGITS: usize = 2048;
-
-/// A buffer of the program.
-struct Buffer<D: Driver> {
-    /// `(batch, cols)`, or more rows, see [`Program::rows_with_pairs`].
-    floats: Memory<D>,
-    /// The same as integers, and their scales; only of inputs of products.
-    integers: Option<[Memory<D>; 2]>,
-}
-
-/// The words of a step: tokens, positions and rows to read out `(rows)` each, then angles `(rows, head_dim)`.
-struct Step<D: Driver> {
-    /// For a batch.
-    memory: Memory<D>,
-    rows: usize,
-}
-
-impl<D: Driver> Step<D> {
-    fn at(&self, part: usize) -> u64 {
-        self.memory.address() + 4 * (part * self.rows) as u64
-    }
-
-    fn tokens(&self) -> u64 {
-        self.at(0)
-    }
-
-    fn positions(&self) -> u64 {
-        self.at(1)
-    }
-
-    fn read_out(&self) -> u64 {
-        self.at(2)
-    }
-
-    fn angles(&self) -> u64 {
-        self.at(3)
-    }
-}
 
 /// Keys and values of one sequence.
 pub struct CudaCache<D: Driver> {
@@ -112,50 +74,11 @@ impl<D: Driver> core::fmt::Debug for CudaCache<D> {
     }
 }
 
-/// What the launches for a token of each of some sequences depend on, and what is read out of how many.
-type GraphKey = (Shape, Option<(Readout, usize)>);
-
 /// Graphs of a device, which sequences that come and go in a server may need in turn.
 const GRAPHS: usize = 64;
 
 /// A model on an NVIDIA GPU.
 pub type CudaDevice<D> = Accelerator<CudaBackend<D>>;
-
-/// Scratch memory for a batch, and the kernels.
-pub struct CudaBackend<D: Driver> {
-    /// The latest used last. NCCL waits for the end of graphs with its exchanges before its own, and needs
-    /// the GPU for that: they are dropped before `rank`, and before the memory.
-    graphs: Vec<(GraphKey, D::Graph)>,
-    /// Unique among the devices of the process; another one after joining or leaving a group.
-    id: u64,
-    model: Arc<CudaModel<D>>,
-    options: ScratchOptions,
-    kernels: Kernels<D::Kernel>,
-    buffers: Vec<Buffer<D>>,
-    step: Step<D>,
-    /// The cache of each row, `(batch)`, and their ids.
-    cache_table: Memory<D>,
-    cache_ids: Vec<u64>,
-    /// Of attention, of a few rows: `(rows, heads, parts, head_dim + 2)`.
-    parts: Memory<D>,
-    /// `(rows, heads)`
-    ended: Memory<D>,
-    /// Of a mixture of experts.
-    choices: Option<Choices<D>>,
-    logits_memory: Memory<D>,
-    /// `(logit_rows)`, on the host.
-    best: HostMemory<D>,
-    /// Of blocks: `(logit_rows, blocks)`, then the numbers of those that have ended.
-    best_of_blocks: Memory<D>,
-    /// Of a split program.
-    rank: Option<Rank<D>>,
-}
-
-impl<D: Driver> core::fmt::Debug for CudaBackend<D> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("CudaBackend").field("options", &self.options).finish_non_exhaustive()
-    }
-}
 
 impl<D: Driver> CudaModel<D> {
     /// A device that runs the model.
@@ -168,47 +91,6 @@ impl<D: Driver> CudaModel<D> {
 }
 
 impl<D: Driver> CudaBackend<D> {
-    /// Allocates scratch memory.
-    fn new(model: &Arc<CudaModel<D>>, options: &ScratchOptions) -> Result<CudaBackend<D>> {
-        let options = options.fitted(model.config())?;
-        let (driver, program, batch) = (&model.driver, model.program(), options.batch);
-        let mut integers = vec![false; program.buffers.len()];
-        for (x, weight) in inputs(program) {
-            let int8 = model.matrix(weight)?.1.input(options.activations) == Activations::Int8;
-            integers[x.index()] |= int8;
-        }
-        let mut buffers = Vec::new();
-        for ((spec, rows), integers) in program.buffers.iter().zip(program.rows_with_pairs()).zip(integers) {
-            let count = batch * rows * spec.cols;
-            let integers = match integers {
-                true => Some([Memory::new(driver, count)?, Memory::new(driver, count / 32 * 8)?]),
-                false => None,
-            };
-            buffers.push(Buffer { floats: Memory::new(driver, 4 * count)?, integers });
-        }
-        let heads = program.heads;
-        // Stages of a pipeline after the first read out nothing.
-        let logit_rows = if program.head.is_empty() { 0 } else { options.logit_rows };
-        Ok(CudaBackend {
-            graphs: Vec::new(),
-            id: new_id(),
-            model: Arc::clone(model),
-            options,
-            kernels: Kernels::new(&**driver)?,
-            buffers,
-            step: Step { memory: Memory::new(driver, 4 * batch * (3 + heads.dim))?, rows: 0 },
-            cache_table: Memory::new(driver, size_of::<CacheArgs>() * batch)?,
-            cache_ids: Vec::new(),
-            parts: Memory::new(driver, 4 * heads.query * PARTS * (heads.dim + 2))?,
-            ended: Memory::new(driver, 4 * heads.query * batch)?,
-            choices: Choices::new(driver, program, batch)?,
-            logits_memory: Memory::new(driver, 4 * logit_rows * program.vocab())?,
-            best: HostMemory::new(driver, 8 * logit_rows)?,
-            best_of_blocks: Memory::new(driver, (8 * ARGMAX_BLOCKS + 4) * logit_rows)?,
-            rank: None,
-        })
-    }
-
     /// The model this device runs.
     pub fn model(&self) -> &Arc<CudaModel<D>> {
         &self.model

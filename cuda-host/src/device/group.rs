@@ -1,8 +1,9 @@
-//! A device as one rank of a group: what a split program exchanges, and the end of a group that has lost a rank.
+//! A device as one rank of a group: what a split program exchanges.
 
-use super::CudaBackend;
+use super::backend::CudaBackend;
 use super::kernels::THREADS;
-use super::launches::Shape;
+use super::rank::Rank;
+use super::shape::Shape;
 use crate::args::GatherArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::Result;
@@ -15,73 +16,9 @@ use shohin_core::model::Program;
 use shohin_core::model::program::{Exchange, Op};
 use shohin_core::rows::{Rows, Segment};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// Columns that a block of the kernel `gather` has.
 const GATHER_COLS: usize = 1024;
-
-/// A rank polls without pause for this long, then once per [`PAUSE`].
-const BUSY: Duration = Duration::from_millis(5);
-const PAUSE: Duration = Duration::from_micros(50);
-
-/// The other ranks, and memory for what they compute.
-pub(super) struct Rank<D: Driver> {
-    /// Dropped before the memory: it needs the GPU for that.
-    communicator: Arc<Communicator>,
-    /// Knows whether the threads of the ranks are there.
-    group: Arc<dyn Collective>,
-    /// `(ranks, rows, cols)` of the largest exchange.
-    gathered: Memory<D>,
-    /// This rank's part of the logits: `(logit_rows, its tokens)`.
-    logits: Memory<D>,
-    /// What comes back from the last stage of a pipeline: `(batch, cols)`.
-    returned: Memory<D>,
-}
-
-impl<D: Driver> Rank<D> {
-    pub(super) fn is_first(&self) -> bool {
-        self.communicator.rank() == 0
-    }
-
-    /// Where this rank's part of the logits is.
-    pub(super) fn logits(&self) -> u64 {
-        self.logits.address()
-    }
-
-    fn check(&self) -> Result<()> {
-        self.communicator.check()?;
-        Ok(self.group.check()?)
-    }
-
-    /// Begins work that all ranks do.
-    pub(super) fn begin(&self) -> Result<Turn> {
-        self.check()?;
-        Ok(Turn(Some(Arc::clone(&self.communicator))))
-    }
-}
-
-/// Work that all ranks do: if it does not end well, the group does.
-pub(super) struct Turn(Option<Arc<Communicator>>);
-
-impl Turn {
-    pub(super) fn end<T>(mut self, done: Result<T>) -> Result<T> {
-        let communicator = self.0.take();
-        if let (Some(communicator), Err(error)) = (communicator, &done) {
-            communicator.fail(*error);
-        }
-        done
-    }
-}
-
-impl Drop for Turn {
-    /// After a panic.
-    fn drop(&mut self) {
-        if let Some(communicator) = self.0.take() {
-            communicator.fail(CoreError::Device { problem: "a rank of the split model was lost" }.into());
-        }
-    }
-}
 
 /// Tokens of each rank's part of the logits; the last one may have fewer.
 fn logits_part(program: &Program) -> usize {
@@ -141,30 +78,6 @@ impl<D: Driver> CudaBackend<D> {
         self.graphs.clear();
         self.rank = None;
         self.id = new_id();
-    }
-
-    pub(super) fn in_rank(&self) -> Result<&Rank<D>> {
-        self.rank
-            .as_ref()
-            .ok_or(CoreError::Device { problem: "a split program needs the other ranks" }.into())
-    }
-
-    /// In a group, waits for the work of this GPU, or for the loss of a rank that it needs.
-    ///
-    /// Before each part of a batch too: CUDA has room for about a thousand launches, and waits with one more, asking nobody. Stages
-    /// of a pipeline still work at the same time, as a GPU that has finished a part has passed it on.
-    pub(super) fn wait(&self) -> Result<()> {
-        let Some(rank) = &self.rank else { return Ok(()) };
-        let start = Instant::now();
-        while !self.driver().is_idle()? {
-            rank.check()?;
-            match start.elapsed() < BUSY {
-                true => thread::yield_now(),
-                false => thread::sleep(PAUSE),
-            }
-        }
-        // An exchange that failed may have left the GPU idle.
-        rank.communicator.check()
     }
 
     /// `to (rows, cols)` is replaced by, or with `add` increased by `from (ranks, rows, part)`.

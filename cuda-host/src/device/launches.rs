@@ -4,30 +4,24 @@
 //! takes fewer launches: blocks of a product normalize their input themselves, queries and keys are rotated where attention
 //! reads them, and blocks of gated products round their results.
 
+use super::backend::CudaBackend;
 use super::kernels::{FEW_TOKENS, FLOAT_TOKENS, INTEGER_TOKENS, MMA_OUTPUTS, MMA_TOKENS, THREADS};
-use super::{CudaBackend, PARTS};
+use super::shape::{Shape, attention_blocks};
 use crate::args::{
-    AttentionArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, QuantizeArgs, RopeArgs, RouteArgs,
-    TilesArgs,
+    AttentionArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, RopeArgs, RouteArgs, TilesArgs,
 };
-use crate::driver::{Driver, LaunchSize, Memory};
+use crate::driver::{Driver, LaunchSize};
 use crate::error::Result;
 use crate::tiles::{self, MOST, Share, TILE};
-use bytemuck::{Pod, bytes_of};
+use bytemuck::bytes_of;
 use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
-use shohin_core::rows::Segment;
 use shohin_core::{Activations, Error as CoreError};
-use std::sync::Arc;
 
 /// The most columns of a row that products of matrices in tiles normalize: a block has memory for those of any matrix.
 const TILE_NORM_COLS: usize = 8192;
 
-/// The most parts of a cluster, and positions of its parts while it grows, as in `attention.cu`. And query heads and threads of a
-/// block.
-const CLUSTER: usize = 8;
-const PART_POSITIONS: usize = 64;
-const QUERIES: usize = 2;
+/// Threads of a block of attention.
 const ATTENTION_THREADS: u32 = 256;
 
 /// Warps of a block of `tiles_few` and `tiles_many`.
@@ -48,56 +42,6 @@ struct Norm {
     /// `(cols)`
     weight: u64,
     eps: f32,
-}
-
-/// What the launches of a batch depend on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
-    pub(super) rows: usize,
-    /// Parts of the positions, which attention computes apart.
-    pub(super) parts: usize,
-    /// Parts that a cluster may have.
-    cluster_most: usize,
-}
-
-impl Shape {
-    /// Of so many rows, whose positions are not divided.
-    pub(super) fn whole(rows: usize) -> Shape {
-        Shape { rows, parts: 1, cluster_most: 1 }
-    }
-
-    /// That of `segments`. A few single tokens need parts to keep a GPU of so many `processors` busy. With
-    /// more blocks than these, or blocks without positions, every layer of a token takes longer.
-    fn of(segments: &[Segment<'_>], program: &Program, processors: usize) -> Shape {
-        let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
-        if rows > segments.len() {
-            return Shape::whole(rows);
-        }
-        // Of all ranks of a tensor-parallel model, so that each has the parts of the whole one.
-        let blocks = attention_blocks(program) * rows * program.ranks / program.stages.max(1);
-        let longest = segments.iter().map(|segment| segment.position + 1).max().unwrap_or(1);
-        let limit = PARTS / rows.clamp(1, PARTS);
-        // Clusters on all multiprocessors would wait for one another.
-        let most = 1 << (processors / 2 / blocks.max(1)).clamp(1, CLUSTER.min(limit)).ilog2();
-        let limit = (processors / blocks.max(1)).clamp(most, limit) / most * most;
-        Shape { rows, cluster_most: most, parts: parts_of(longest, most).min(limit) }
-    }
-}
-
-/// Parts of a row with so many positions, of which a cluster may have `most`, as in `attention.cu`.
-fn parts_of(positions: usize, most: usize) -> usize {
-    let each = 2 * PART_POSITIONS * most;
-    if positions < 2 * each {
-        positions.div_ceil(PART_POSITIONS).next_power_of_two().min(most)
-    } else {
-        positions / each * most
-    }
-}
-
-/// Blocks that the query heads of a row take.
-fn attention_blocks(program: &Program) -> usize {
-    let heads = program.heads;
-    heads.kv * (heads.query / heads.kv.max(1)).div_ceil(QUERIES)
 }
 
 /// Products with the same input.
@@ -141,58 +85,6 @@ struct OfExperts {
     share: usize,
 }
 
-/// The choices of a mixture of experts, for a batch; see `route.cu`.
-pub(super) struct Choices<D: Driver> {
-    /// `(batch, used)`
-    experts: Memory<D>,
-    /// `(batch, used)`
-    weights: Memory<D>,
-    /// `(batch * used)`
-    order: Memory<D>,
-    /// Tiles of at least [`FLOAT_TOKENS`] pairs.
-    tiles: Memory<D>,
-}
-
-impl<D: Driver> Choices<D> {
-    /// For the mixture with the most pairs and experts of a program; `None` without one.
-    pub(super) fn new(driver: &Arc<D>, program: &Program, batch: usize) -> Result<Option<Self>> {
-        let Some(used) = program.mixtures().map(|experts| experts.used).max() else { return Ok(None) };
-        let counts = program.mixtures().map(|experts| program.tensor(experts.router).rows);
-        let most = counts.max().unwrap_or(0);
-        let pairs = batch * used;
-        Ok(Some(Choices {
-            experts: Memory::new(driver, 4 * pairs)?,
-            weights: Memory::new(driver, 4 * pairs)?,
-            order: Memory::new(driver, 4 * pairs)?,
-            tiles: Memory::new(driver, 16 * (pairs / FLOAT_TOKENS + most).max(used))?,
-        }))
-    }
-}
-
-/// The inputs of products.
-pub(super) fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
-    let mut found = Vec::new();
-    if !program.head.is_empty() {
-        found.push((program.hidden, program.output));
-    }
-    for op in &program.body {
-        match op {
-            Op::Linear { x, outputs } => found.extend(outputs.iter().map(|(weight, _)| (*x, *weight))),
-            Op::LinearAdd { x, weight, .. } => found.push((*x, *weight)),
-            Op::LinearSwiglu { x, gate, .. } => found.push((*x, *gate)),
-            Op::Experts(e) => found.extend([(e.x, e.router), (e.x, e.gate), (e.gated, e.down)]),
-            // Refused when the model is uploaded.
-            Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. } => {}
-            Op::Embed { .. }
-            | Op::RmsNorm { .. }
-            | Op::RopeStore { .. }
-            | Op::Attention { .. }
-            | Op::Exchange(_) => {}
-        }
-    }
-    found
-}
-
 /// Whether nothing but operation `at + 1` reads what operation `at` passes to it: fused, they do not store it.
 fn may_be_fused(program: &Program, at: usize) -> bool {
     let unread = |buffer: &BufferId| !program.reads_later(at + 2, *buffer);
@@ -204,46 +96,6 @@ fn may_be_fused(program: &Program, at: usize) -> bool {
 }
 
 impl<D: Driver> CudaBackend<D> {
-    pub(super) fn driver(&self) -> &D {
-        &self.model.driver
-    }
-
-    pub(super) fn shape(&self, segments: &[Segment<'_>]) -> Shape {
-        Shape::of(segments, self.model.program(), self.driver().multiprocessors())
-    }
-
-    pub(super) fn launch<A: Pod>(
-        &self,
-        kernel: D::Kernel,
-        grid: [usize; 3],
-        threads: u32,
-        args: A,
-    ) -> Result<()> {
-        let size = LaunchSize { grid: grid.map(|n| n as u32), threads, shared: 0, cluster: 1 };
-        self.driver().launch(kernel, size, bytes_of(&args))
-    }
-
-    pub(super) fn floats(&self, id: BufferId) -> u64 {
-        self.buffers[id.index()].floats.address()
-    }
-
-    /// Integers and scales of a buffer; 0 without.
-    fn integers(&self, id: BufferId) -> [u64; 2] {
-        let integers = self.buffers[id.index()].integers.as_ref();
-        integers.map_or([0; 2], |integers| integers.each_ref().map(Memory::address))
-    }
-
-    /// The integers of a buffer that was written as floats only, if a product reads them.
-    pub(super) fn quantize(&self, id: BufferId, rows: usize, cols: usize) -> Result<()> {
-        let [words, meta] = self.integers(id);
-        if words == 0 {
-            return Ok(());
-        }
-        let units = rows * cols / 32;
-        let args = QuantizeArgs { x: self.floats(id), words, meta, units: units as u32, unused: 0 };
-        self.launch(self.kernels.quantize, [units.div_ceil(4), 1, 1], THREADS, args)
-    }
-
     /// The type of the input that a matrix is multiplied by.
     fn input(&self, weight: TensorId) -> Result<Activations> {
         Ok(self.model.matrix(weight)?.1.input(self.options.activations))
