@@ -29,6 +29,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
+/// What [`Error::Option`] names if a text that ends a reply is empty.
+pub const EMPTY_STOP: &str = "length of a stop string";
+
 /// A backend runs a model over one sequence of tokens.
 pub trait Backend {
     /// Tokens held.
@@ -125,7 +128,7 @@ impl GenerationOptions {
     pub fn check(&self) -> Result<()> {
         if self.stop_strings.iter().any(String::is_empty) {
             let expected = "at least 1 byte";
-            return Err(error!(Option { what: "length of a stop string", found: 0.0, expected }));
+            return Err(error!(Option { what: EMPTY_STOP, found: 0.0, expected }));
         }
         if let Some(n) = self.logprobs.filter(|_| !cfg!(feature = "sampling")) {
             let expected = "none in a build without the feature `sampling`";

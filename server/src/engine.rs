@@ -1,9 +1,8 @@
 //! The thread that computes all replies.
 
-use crate::failure::Failure;
+use crate::error::ApiError;
 use crate::metrics::Metrics;
-use shohin::core::chat::openai::Chunk;
-use shohin::core::chat::{Event, Finish, Prompt, ReplyId, TurnOptions, Usage};
+use shohin::core::chat::{Chunk, Event, Finish, Prompt, ReplyId, TurnOptions, Usage};
 use shohin::{Error, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -38,8 +37,8 @@ pub(crate) struct Job {
     pub(crate) updates: Sender,
     /// When it is given up.
     pub(crate) deadline: Instant,
-    /// Its place in the server, until it has ended.
-    pub(crate) place: OwnedSemaphorePermit,
+    /// Its permit in the server, until it has ended.
+    pub(crate) permit: OwnedSemaphorePermit,
 }
 
 /// What becomes of a reply.
@@ -49,7 +48,7 @@ pub(crate) enum Update {
     Begun(Usage),
     Chunk(Chunk),
     End(Box<Finish>),
-    Failed(Failure),
+    Failed(ApiError),
 }
 
 impl Update {
@@ -122,7 +121,7 @@ struct Active {
     end: Option<Update>,
     started: Instant,
     has_begun: bool,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Active {
@@ -136,12 +135,12 @@ impl Active {
         !self.chunk.is_empty() && (is_taken || self.end.is_some() || bytes(&self.chunk) >= PART)
     }
 
-    fn fail(mut self, failure: Failure) {
+    fn fail(mut self, error: ApiError) {
         // A reply that fails before it begins is an error as a whole.
         if self.has_begun && !self.chunk.is_empty() {
             self.updates.send(Update::Chunk(std::mem::take(&mut self.chunk)));
         }
-        self.updates.send(Update::Failed(failure));
+        self.updates.send(Update::Failed(error));
     }
 }
 
@@ -194,24 +193,24 @@ impl Engine {
     fn give_up(&mut self, active: &mut BTreeMap<ReplyId, Active>) {
         let now = Instant::now();
         let is_over = self.last.get().is_some_and(|last| now >= *last);
-        let failure = |deadline: Instant| match (is_over, now >= deadline) {
-            (true, _) => Some(Failure::ShuttingDown),
-            (false, true) => Some(Failure::TimedOut),
+        let error = |deadline: Instant| match (is_over, now >= deadline) {
+            (true, _) => Some(ApiError::ShuttingDown),
+            (false, true) => Some(ApiError::TimedOut),
             (false, false) => None,
         };
-        self.queue.retain(|job| match failure(job.deadline) {
-            Some(failure) => {
-                job.updates.send(Update::Failed(failure));
+        self.queue.retain(|job| match error(job.deadline) {
+            Some(error) => {
+                job.updates.send(Update::Failed(error));
                 false
             }
             None => !job.updates.is_closed(),
         });
-        let ends = |reply: &Active| reply.updates.is_closed() || failure(reply.deadline).is_some();
+        let ends = |reply: &Active| reply.updates.is_closed() || error(reply.deadline).is_some();
         let ended: Vec<ReplyId> = active.iter().filter(|(_, reply)| ends(reply)).map(|(id, _)| *id).collect();
         for (id, reply) in ended.into_iter().filter_map(|id| active.remove_entry(&id)) {
             self.cancel(id);
-            match failure(reply.deadline) {
-                Some(failure) => reply.fail(failure),
+            match error(reply.deadline) {
+                Some(error) => reply.fail(error),
                 None => self.metrics.count_cancelled(),
             }
         }
@@ -239,17 +238,17 @@ impl Engine {
                 waiting += 1;
                 continue;
             }
-            let Some(Job { prompt, options, updates, deadline, place }) = self.queue.remove(waiting) else {
+            let Some(Job { prompt, options, updates, deadline, permit }) = self.queue.remove(waiting) else {
                 return;
             };
             match self.scheduler.begin(prompt, &options) {
                 Ok(id) => {
                     let started = Instant::now();
                     let (chunk, end, has_begun) = (Chunk::default(), None, false);
-                    let reply = Active { updates, deadline, chunk, end, started, has_begun, _place: place };
+                    let reply = Active { updates, deadline, chunk, end, started, has_begun, _permit: permit };
                     active.insert(id, reply);
                 }
-                Err(error) => updates.send(Update::Failed(Failure::Model(error))),
+                Err(error) => updates.send(Update::Failed(ApiError::Model(error))),
             }
         }
     }
@@ -263,7 +262,7 @@ impl Engine {
             match event {
                 Event::Piece(piece) => reply.chunk.push(&piece),
                 Event::End(finish) => reply.end = Some(Update::End(Box::new(finish))),
-                Event::Failed(error) => reply.end = Some(Update::Failed(Failure::Model(error.into()))),
+                Event::Failed(error) => reply.end = Some(Update::Failed(ApiError::Model(error.into()))),
             }
         });
         let computed = match stepped {
@@ -303,7 +302,7 @@ impl Engine {
         let problem = error.to_string();
         for (id, reply) in std::mem::take(active) {
             self.cancel(id);
-            reply.fail(Failure::Device(problem.clone()));
+            reply.fail(ApiError::Device(problem.clone()));
         }
     }
 }

@@ -14,16 +14,20 @@
 //! Replies are computed together: each step reads the weights once for all of them (see [`shohin::scheduler`]). Requests
 //! beyond [`ServerOptions::replies`] wait in a queue, and beyond [`ServerOptions::queue`] are refused with status 429.
 
+mod access;
+mod api;
+mod app;
 mod connections;
 mod engine;
-mod failure;
+mod error;
 mod metrics;
 mod page;
 mod routes;
 
+pub use api::read_requests;
+use app::App;
 use engine::Engine;
 use metrics::Metrics;
-use routes::App;
 use shohin::Model;
 use std::collections::VecDeque;
 use std::io;
@@ -99,7 +103,7 @@ impl ServerOptions {
         if !self.key.as_ref().is_none_or(is_valid) {
             return Err(StartError::Key);
         }
-        routes::cors(&self.origins).map(drop).map_err(StartError::Origin)
+        access::cors(&self.origins).map(drop).map_err(StartError::Origin)
     }
 }
 
@@ -233,14 +237,14 @@ impl Server {
                 engine.run();
             })
             .map_err(StartError::Thread)?;
-        let places = options.replies.saturating_add(options.queue).min(Semaphore::MAX_PERMITS);
+        let permits = options.replies.saturating_add(options.queue).min(Semaphore::MAX_PERMITS);
         let app = App {
             model,
             name: options.model,
             key: options.key,
             origins: options.origins.clone(),
             jobs: sender,
-            places: Arc::new(Semaphore::new(places)),
+            permits: Arc::new(Semaphore::new(permits)),
             embedding: Arc::new(Semaphore::new(1)),
             metrics,
             last: Arc::clone(&last),
@@ -271,7 +275,7 @@ impl Server {
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Server { listener, connections, app, last, grace, origins, engine, .. } = self;
         // They have been checked.
-        let cors = routes::cors(&origins).ok().flatten();
+        let cors = access::cors(&origins).ok().flatten();
         let router = routes::router(app, cors);
         let stop = async move {
             shutdown.await;

@@ -10,9 +10,11 @@ use crate::object::{object, set};
 use crate::options::{random_seed, turn_options};
 use crate::platform::{random, unix_seconds};
 use js_sys::Array;
-use shohin_core::chat::openai::{ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, completion};
+use shohin_core::chat::openai::{ChatCompletionRequest, ChunkWriter, CompletionId, completion};
 use shohin_core::chat::snapshot::{self, Origin};
-use shohin_core::chat::{ChatMessage, Conversation, Finish, History, PrefixState, SessionState, TurnOptions};
+use shohin_core::chat::{
+    ChatMessage, Chunk, Conversation, Finish, History, PrefixState, SessionState, TurnOptions,
+};
 use shohin_core::device::Readout;
 use shohin_core::generate::Action;
 use shohin_core::sample::SparseLogits;

@@ -1,4 +1,8 @@
 //! Fields of requests in JSON, read by name; those that nobody knows are refused.
+//!
+//! Errors of their readers are [`Argument`](Error::Argument) with the name of a field that is invalid,
+//! [`Unsupported`](Error::Unsupported) for one that is not supported, and [`Option`](Error::Option) for a number outside its
+//! range.
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Name, Result};
@@ -12,32 +16,44 @@ use alloc::vec::Vec;
 const MAX_SAFE_INTEGER: f64 = ((1u64 << 53) - 1) as f64;
 
 /// A value in a request, and its place there for errors.
-pub(super) struct Field<'v> {
-    pub(super) place: String,
-    pub(super) value: Value<'v>,
+#[derive(Debug)]
+pub struct Field<'v> {
+    /// Its place.
+    pub place: String,
+    /// The value.
+    pub value: Value<'v>,
 }
 
 // A request is read once a turn: inlined, this would be several kilobytes more of a WebAssembly module.
 impl<'v> Field<'v> {
+    /// The error of an invalid value.
     #[inline(never)]
-    pub(super) fn refused(&self, problem: &'static str) -> Error {
+    pub fn refused(&self, problem: &'static str) -> Error {
         refused(&self.place, problem)
     }
 
+    /// The error of a value that is not supported.
     #[inline(never)]
-    pub(super) fn unsupported(&self, expected: &'static str) -> Error {
+    pub fn unsupported(&self, expected: &'static str) -> Error {
         let (key, found) = (Name::new(&self.place), Name::new(self.value.text()));
         error!(Unsupported { key, found, expected })
     }
 
+    /// Its text.
+    ///
+    /// # Errors
+    /// If it is not a string.
     #[inline(never)]
-    pub(super) fn string(&self) -> Result<String> {
+    pub fn string(&self) -> Result<String> {
         self.value.as_string().ok_or_else(|| self.refused("must be a string"))
     }
 
-    /// Reads what it holds, if it is an array. Returns how much that is.
+    /// Reads the elements of an array. Returns their number.
+    ///
+    /// # Errors
+    /// If it is not an array, and those of `read`.
     #[inline(never)]
-    pub(super) fn each(
+    pub fn each(
         &self,
         problem: &'static str,
         read: &mut dyn FnMut(Field<'v>) -> Result<()>,
@@ -49,15 +65,19 @@ impl<'v> Field<'v> {
         Ok(elements.len())
     }
 
-    /// As [`Object::read`], refused if it is not an object.
+    /// Its fields, all of them among `known`.
+    ///
+    /// # Errors
+    /// If it is not an object, or has other fields that are not null.
     #[inline(never)]
-    pub(super) fn object(&self, known: &[&str], problem: &'static str) -> Result<Object<'v>> {
+    pub fn object(&self, known: &[&str], problem: &'static str) -> Result<Object<'v>> {
         Object::read(&format!("{}.", self.place), self.value, known)?.ok_or_else(|| self.refused(problem))
     }
 }
 
 /// An object in a request, whose fields are all known.
-pub(super) struct Object<'v> {
+#[derive(Debug)]
+pub struct Object<'v> {
     /// Comes before the names of its fields in errors.
     prefix: String,
     fields: Vec<(String, Value<'v>)>,
@@ -65,15 +85,21 @@ pub(super) struct Object<'v> {
 
 impl<'v> Object<'v> {
     /// A whole request.
+    ///
+    /// # Errors
+    /// As [`Field::object`]; [`Json`](Error::Json) if `text` is not JSON.
     #[inline(never)]
-    pub(super) fn request(text: &'v str, known: &[&str]) -> Result<Object<'v>> {
+    pub fn request(text: &'v str, known: &[&str]) -> Result<Object<'v>> {
         let request = Object::read("", Value::parse(text)?, known)?;
         request.ok_or_else(|| refused("request", "must be an object"))
     }
 
     /// Refuses fields with another value than the only one that is supported.
+    ///
+    /// # Errors
+    /// If there is one.
     #[inline(never)]
-    pub(super) fn only(&self, fields: &[(&str, &'static str)]) -> Result<()> {
+    pub fn only(&self, fields: &[(&str, &'static str)]) -> Result<()> {
         for (name, only) in fields {
             if let Some(field) = self.get(name).filter(|field| field.value.text() != *only) {
                 return Err(field.unsupported(only));
@@ -84,7 +110,7 @@ impl<'v> Object<'v> {
 
     /// `None` for another value. Fields that are null count as left out; others than `known` are refused.
     #[inline(never)]
-    pub(super) fn read(prefix: &str, value: Value<'v>, known: &[&str]) -> Result<Option<Object<'v>>> {
+    fn read(prefix: &str, value: Value<'v>, known: &[&str]) -> Result<Option<Object<'v>>> {
         let Some(mut fields) = value.members() else { return Ok(None) };
         fields.retain(|(_, value)| !value.is_null());
         for (name, value) in &fields {
@@ -98,27 +124,34 @@ impl<'v> Object<'v> {
 
     /// A field; the last of several of one name.
     #[inline(never)]
-    pub(super) fn get(&self, name: &str) -> Option<Field<'v>> {
+    pub fn get(&self, name: &str) -> Option<Field<'v>> {
         let (_, value) = self.fields.iter().rfind(|(other, _)| other == name)?;
         Some(Field { place: format!("{}{name}", self.prefix), value: *value })
     }
 
     /// What `read` makes of a field; if there is none, the default.
-    pub(super) fn read_as<T: Default>(
-        &self,
-        name: &str,
-        read: impl FnOnce(&Field<'v>) -> Result<T>,
-    ) -> Result<T> {
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn read_as<T: Default>(&self, name: &str, read: impl FnOnce(&Field<'v>) -> Result<T>) -> Result<T> {
         self.get(name).map_or_else(|| Ok(T::default()), |field| read(&field))
     }
 
+    /// A text.
+    ///
+    /// # Errors
+    /// If it is not a string.
     #[inline(never)]
-    pub(super) fn string(&self, name: &str) -> Result<Option<String>> {
+    pub fn string(&self, name: &str) -> Result<Option<String>> {
         self.get(name).map(|field| field.string()).transpose()
     }
 
+    /// True or false, which it is if there is none.
+    ///
+    /// # Errors
+    /// If it is neither.
     #[inline(never)]
-    pub(super) fn boolean(&self, name: &str) -> Result<bool> {
+    pub fn boolean(&self, name: &str) -> Result<bool> {
         let Some(field) = self.get(name) else { return Ok(false) };
         field.value.as_bool().ok_or_else(|| field.refused("must be true or false"))
     }
@@ -130,7 +163,7 @@ impl<'v> Object<'v> {
     }
 
     #[inline(never)]
-    pub(super) fn float(&self, name: &str, setting: &mut f32) -> Result<()> {
+    fn float(&self, name: &str, setting: &mut f32) -> Result<()> {
         if let Some(number) = self.number(name)? {
             *setting = number as f32;
         }
@@ -138,8 +171,11 @@ impl<'v> Object<'v> {
     }
 
     /// Reads how tokens are chosen. Returns the seed, if there is one.
+    ///
+    /// # Errors
+    /// If one of the fields is not a number, or the seed not an integer of 64 bits.
     #[inline(never)]
-    pub(super) fn sampling(&self, sampler: &mut SamplerConfig) -> Result<Option<u64>> {
+    pub fn sampling(&self, sampler: &mut SamplerConfig) -> Result<Option<u64>> {
         self.float("temperature", &mut sampler.temperature)?;
         self.float("top_p", &mut sampler.top_p)?;
         self.float("presence_penalty", &mut sampler.presence_penalty)?;
@@ -163,8 +199,12 @@ impl<'v> Object<'v> {
         }
     }
 
+    /// A whole number.
+    ///
+    /// # Errors
+    /// If it is not one, or is larger than JSON's readers know exactly.
     #[inline(never)]
-    pub(super) fn count(&self, name: &'static str) -> Result<Option<u64>> {
+    pub fn count(&self, name: &'static str) -> Result<Option<u64>> {
         match self.number(name)? {
             Some(found) if !(0.0..=MAX_SAFE_INTEGER).contains(&found) || found as u64 as f64 != found => {
                 Err(error!(Option { what: name, found, expected: "a whole number from 0 to 2^53 - 1" }))
@@ -174,7 +214,8 @@ impl<'v> Object<'v> {
     }
 }
 
+/// The error of a field that is invalid or missing.
 #[inline(never)]
-pub(super) fn refused(name: &str, problem: &'static str) -> Error {
+pub fn refused(name: &str, problem: &'static str) -> Error {
     error!(Argument { name: Name::new(name), problem })
 }

@@ -6,8 +6,8 @@
 //! | messages to tokens, as the chat templates of Qwen3, SmolLM2 and Llama 3 render them | [`encode`], [`Template`] |
 //! | streamed text to content, reasoning and tool calls | [`ReplyParser`] |
 //! | several replies at once over one device | [`Scheduler`] |
-//! | OpenAI requests and responses | [`openai`] |
-//! | Anthropic requests and responses | [`anthropic`] |
+//! | OpenAI's chat completions | [`openai`] |
+//! | fields of requests in JSON, for other interfaces | [`fields`] |
 //!
 //! Templates in files are data and are never executed; [`Template::detect`] inspects one to choose between
 //! the styles of this module. Only this module writes control tokens and the template's markers
@@ -24,9 +24,9 @@
 //! [`Style::Llama31`] up to spaces around replies.
 #![forbid(unsafe_code)]
 
-pub mod anthropic;
+mod chunk;
 mod conversation;
-mod fields;
+pub mod fields;
 mod history;
 mod message;
 mod model;
@@ -40,6 +40,7 @@ mod scheduler;
 pub mod snapshot;
 mod template;
 
+pub use chunk::{Chunk, TokenLogprob};
 pub use conversation::{Conversation, Finish, Piece, Progress, SessionState, Usage, drive};
 pub use history::{History, Known};
 pub use message::{ChatMessage, FunctionCall};
@@ -49,6 +50,7 @@ pub use options::{
 };
 pub use prefix::PrefixState;
 pub use reply::{CallBlocks, Reply, ReplyParser};
+pub use results::ToolResults;
 pub use scheduler::{Event, Prompt, ReplyId, Scheduler, SchedulerOptions};
 pub use template::{
     ChatEncoder, ChatOptions, Message, Role, Style, Template, ToolCall, encode, encode_next, render,

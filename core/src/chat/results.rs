@@ -12,8 +12,8 @@ use alloc::vec::Vec;
 
 /// Matches results to calls by their ids while a request is read. Templates show no ids: results come in the order of
 /// the calls.
-#[derive(Default)]
-pub(super) struct Results {
+#[derive(Debug, Default)]
+pub struct ToolResults {
     /// The number of the last call of each id, counted through the request, and whether a result named it.
     ids: BTreeMap<String, (usize, bool)>,
     calls: usize,
@@ -24,13 +24,9 @@ pub(super) struct Results {
     found: Vec<(usize, usize)>,
 }
 
-impl Results {
+impl ToolResults {
     /// Takes the ids of a message's calls, before it is one of `messages` or while it is the last.
-    pub(super) fn calls(
-        &mut self,
-        messages: &mut [ChatMessage],
-        ids: impl IntoIterator<Item = Option<String>>,
-    ) {
+    pub fn calls(&mut self, messages: &mut [ChatMessage], ids: impl IntoIterator<Item = Option<String>>) {
         // Some clients make a message of each call.
         let follows = messages.last().is_some_and(|last| last.role == Role::Assistant);
         let mut begins = !follows || !self.found.is_empty();
@@ -53,7 +49,7 @@ impl Results {
     ///
     /// # Errors
     /// If no call has the id, a result before named it, or there is no call that it can be the result of.
-    pub(super) fn result(
+    pub fn result(
         &mut self,
         messages: &[ChatMessage],
         id: Option<String>,
@@ -87,7 +83,7 @@ impl Results {
     }
 
     /// Puts the results of the turn in order.
-    pub(super) fn sort(&mut self, messages: &mut [ChatMessage]) {
+    pub fn sort(&mut self, messages: &mut [ChatMessage]) {
         let found = core::mem::take(&mut self.found);
         let key = |i: u32| found.get(i as usize).map(|(at, call)| (*call, *at));
         let order = sort::sorted(found.len(), &|a, b| key(a).cmp(&key(b)));

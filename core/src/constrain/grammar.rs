@@ -24,6 +24,9 @@ const MAX_WORK: usize = 1 << 25;
 /// Most bytes of texts whose tokens are counted.
 const SPELLED: usize = 1 << 16;
 
+/// What [`Error::Option`] names if no value matches a schema.
+pub const NO_VALUE: &str = "number of values the schema allows";
+
 pub(super) type NodeId = u32;
 
 /// A text, and the tokens needed to write it.
@@ -216,7 +219,7 @@ impl Grammar {
         grammar.measure()?;
         if !grammar.fits(root, 0) {
             let expected = "a schema that some value satisfies, at most 64 containers deep and with numbers of at most 15 digits";
-            return Err(error!(Option { what: "number of values the schema allows", found: 0.0, expected }));
+            return Err(error!(Option { what: NO_VALUE, found: 0.0, expected }));
         }
         Ok(grammar)
     }

@@ -46,7 +46,7 @@ mod schema;
 mod vocabulary;
 mod writable;
 
-pub use grammar::{Grammar, Whitespace};
+pub use grammar::{Grammar, NO_VALUE, Whitespace};
 pub(crate) use schema::Around;
 pub use vocabulary::Vocabulary;
 

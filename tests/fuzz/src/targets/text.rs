@@ -1,10 +1,6 @@
 //! Texts: JSON, requests, schemas, patterns, grammars, conversations.
 
-use shohin_core::chat::anthropic::MessagesRequest;
-use shohin_core::chat::openai::{
-    ChatCompletionRequest, CompletionRequest, EmbeddingRequest, ResponsesRequest, messages_json,
-    parse_messages,
-};
+use shohin_core::chat::openai::{ChatCompletionRequest, messages_json, parse_messages};
 use shohin_core::chat::{
     self, CallBlocks, ChatMessage, ChatOptions, Message, Reply, ReplyParser, Role, Template, TurnOptions,
 };
@@ -134,25 +130,21 @@ pub(super) fn requests(input: &[u8]) {
         let again = parse_messages(&json).expect("what was written can be read");
         assert_eq!(messages_json(&again), json);
     };
-    let options = |options: &TurnOptions| drop(options.grammar());
-    let bounded = |error: Error| assert!(error.to_string().len() < 4096, "{error}");
-    let chat = ChatCompletionRequest::parse(text).map(|request| {
-        kept(&request.messages);
-        options(&request.options);
-    });
-    let responses = ResponsesRequest::parse(text).map(|request| {
-        kept(&request.messages);
-        options(&request.options);
-    });
-    let messages = MessagesRequest::parse(text).map(|request| {
-        kept(&request.messages);
-        options(&request.options);
-    });
-    let completion = CompletionRequest::parse(text).map(|request| options(&request.options));
-    let embedding = EmbeddingRequest::parse(text).map(drop);
-    let list = parse_messages(text).map(|messages| kept(&messages));
-    let results: [Result<()>; 6] = [chat, responses, messages, completion, embedding, list];
-    results.into_iter().filter_map(Result::err).for_each(bounded);
+    let chat = ChatCompletionRequest::parse(text).map(|request| (request.messages, request.options));
+    let list = parse_messages(text).map(|messages| (messages, TurnOptions::default()));
+    let mut read = vec![chat];
+    read.push(list);
+    #[cfg(not(target_family = "wasm"))]
+    read.extend(shohin_server::read_requests(text));
+    for request in read {
+        match request {
+            Ok((messages, options)) => {
+                kept(&messages);
+                drop(options.grammar());
+            }
+            Err(error) => assert!(error.to_string().len() < 4096, "{error}"),
+        }
+    }
 }
 
 /// A tokenizer with the control tokens of chats.

@@ -1,15 +1,16 @@
 //! OpenAI's Responses and Anthropic's Messages: what is read of requests, and written of replies.
 
+use super::anthropic::{MessageWriter, MessagesRequest};
+use super::dialect::{Event, ReplyWriter};
+use super::openai::{CompletionRequest, ResponseWriter, ResponsesRequest};
+use crate::error::ApiError;
 use serde_json::{Value, json};
-use shohin_core::chat::anthropic::{MessageWriter, MessagesRequest};
-use shohin_core::chat::openai::{
-    ChatCompletionRequest, Chunk, CompletionId, NamedEvent, ResponseWriter, ResponsesRequest,
-};
-use shohin_core::chat::{
-    ChatMessage, Finish, FunctionCall, OverflowPolicy, ResponseFormat, Role, Thinking, ToolChoice,
+use shohin::core::chat::openai::{ChatCompletionRequest, CompletionId};
+use shohin::core::chat::{
+    ChatMessage, Chunk, Finish, FunctionCall, OverflowPolicy, ResponseFormat, Role, Thinking, ToolChoice,
     TurnOptions, Usage, function_name,
 };
-use shohin_core::generate::Reason;
+use shohin::core::generate::Reason;
 
 fn call(arguments: &str) -> FunctionCall {
     FunctionCall { name: "weather".into(), arguments: arguments.into() }
@@ -46,10 +47,10 @@ fn chunks() -> [Chunk; 4] {
     ]
 }
 
-fn values(events: &[NamedEvent]) -> Vec<Value> {
-    let value = |event: &NamedEvent| {
+fn values(events: &[Event]) -> Vec<Value> {
+    let value = |event: &Event| {
         let value: Value = serde_json::from_str(&event.data).unwrap();
-        assert_eq!(value["type"], event.name);
+        assert_eq!(value["type"], event.name.unwrap());
         assert!(!event.data.contains('\n'));
         value
     };
@@ -185,7 +186,7 @@ fn calls_and_thoughts_are_limited_as_asked() {
         assert_eq!(chat(fields.clone()).unwrap().parallel_tool_calls, parallel);
         let request = response(fields).unwrap();
         assert_eq!(request.options.parallel_tool_calls, parallel);
-        let whole = ResponseWriter::new(id(), &request).whole(&finish(Reason::Stop));
+        let whole = ResponseWriter::new(id(), request.repeated.clone()).whole(&finish(Reason::Stop));
         assert_eq!(serde_json::from_str::<Value>(&whole).unwrap()["parallel_tool_calls"], parallel);
         let request = json!({
             "messages": [{ "role": "user", "content": "x" }], "tools": [{ "name": "f", "input_schema": {} }],
@@ -256,7 +257,7 @@ fn tools_say_whether_their_schema_is_followed() {
         let request = json!({ "messages": user, "tools": tools, "tool_choice": choice });
         MessagesRequest::parse_prompt(&request.to_string()).map(|request| request.options)
     };
-    type Parse<'p> = &'p dyn Fn(Value, &str) -> shohin_core::Result<TurnOptions>;
+    type Parse<'p> = &'p dyn Fn(Value, &str) -> shohin::core::Result<TurnOptions>;
     let forms: [(Parse<'_>, &str); 3] =
         [(&chat, "tools[1].function.strict"), (&response, "tools[1].strict"), (&message, "tools[1].strict")];
     for (parse, place) in forms {
@@ -287,8 +288,8 @@ fn tools_say_whether_their_schema_is_followed() {
 fn a_response_streams_what_it_ends_with() {
     let request = json!({ "input": "x", "instructions": "Be\nbrief.", "temperature": 0.5 });
     let request = ResponsesRequest::parse(&request.to_string()).unwrap();
-    let mut writer = ResponseWriter::new(id(), &request);
-    let mut events: Vec<NamedEvent> = chunks().iter().flat_map(|chunk| writer.chunk(chunk)).collect();
+    let mut writer = ResponseWriter::new(id(), request.repeated.clone());
+    let mut events: Vec<Event> = chunks().iter().flat_map(|chunk| writer.chunk(chunk)).collect();
     events.extend(writer.finish(&finish(Reason::Stop)));
     let events = values(&events);
     let whole: Value = serde_json::from_str(&writer.whole(&finish(Reason::Stop))).unwrap();
@@ -317,16 +318,16 @@ fn a_response_streams_what_it_ends_with() {
         assert_eq!(event["sequence_number"], number);
     }
 
-    let mut writer = ResponseWriter::new(id(), &request);
+    let mut writer = ResponseWriter::new(id(), request.repeated.clone());
     chunks().iter().for_each(|chunk| drop(writer.chunk(chunk)));
     let cut = values(&writer.finish(&finish(Reason::Length)));
     assert_eq!(cut.last().unwrap()["response"]["status"], "incomplete");
-    let mut writer = ResponseWriter::new(id(), &request);
+    let mut writer = ResponseWriter::new(id(), request.repeated.clone());
     let cut = values(&writer.finish(&finish(Reason::Length)));
     let last = cut.last().unwrap();
     assert_eq!(last["type"], "response.incomplete");
     assert_eq!(last["response"]["output"][0]["status"], "incomplete");
-    let error = values(&[writer.error("server_error", "it \"failed\"")]);
+    let error = values(&[writer.error(&ApiError::Device("it \"failed\"".into()))]);
     assert_eq!((&error[0]["code"], &error[0]["message"]), (&json!("server_error"), &json!("it \"failed\"")));
     assert_eq!(error[0]["sequence_number"], cut.len());
 }
@@ -433,8 +434,8 @@ fn a_message_of_anthropic_streams_what_it_ends_with() {
     let request = json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 9, "stop_sequences": ["a", "b"] });
     let request = MessagesRequest::parse(&request.to_string()).unwrap();
     let prompt = Usage { completion_tokens: 0, ..finish(Reason::Stop).usage };
-    let mut writer = MessageWriter::new(id(), &request, prompt);
-    let mut events: Vec<NamedEvent> = chunks().iter().flat_map(|chunk| writer.chunk(chunk)).collect();
+    let mut writer = MessageWriter::new(id(), prompt, request.options.stop_strings.clone());
+    let mut events: Vec<Event> = chunks().iter().flat_map(|chunk| writer.chunk(chunk)).collect();
     events.extend(writer.finish(&finish(Reason::Stop)));
     let events = values(&events);
     let whole: Value = serde_json::from_str(&writer.whole(&finish(Reason::Stop))).unwrap();
@@ -473,7 +474,7 @@ fn a_message_of_anthropic_streams_what_it_ends_with() {
     for (reason, code) in
         [(Reason::Length, "max_tokens"), (Reason::ContextFull, "model_context_window_exceeded")]
     {
-        let mut writer = MessageWriter::new(id(), &request, prompt);
+        let mut writer = MessageWriter::new(id(), prompt, request.options.stop_strings.clone());
         chunks().iter().for_each(|chunk| drop(writer.chunk(chunk)));
         writer.finish(&finish(reason));
         let whole: Value = serde_json::from_str(&writer.whole(&finish(reason))).unwrap();
@@ -486,8 +487,39 @@ fn a_message_of_anthropic_streams_what_it_ends_with() {
         (Reason::ContextFull, "model_context_window_exceeded"),
         (Reason::StopString, "stop_sequence"),
     ] {
-        let mut writer = MessageWriter::new(id(), &request, prompt);
+        let mut writer = MessageWriter::new(id(), prompt, request.options.stop_strings.clone());
         let events = values(&writer.finish(&finish(reason)));
         assert_eq!(events[1]["delta"], json!({ "stop_reason": code, "stop_sequence": null }));
+    }
+}
+
+#[test]
+fn continuations_are_read_like_chat_completions() {
+    let text = r#"{"prompt":"x","stream_options":{"include_usage":true}}"#;
+    let error = CompletionRequest::parse(text).unwrap_err();
+    assert_eq!(error.to_string(), "stream_options is only for a request with stream");
+    let text = text.replace("{\"prompt\"", "{\"stream\":true,\"prompt\"");
+    assert!(CompletionRequest::parse(&text).unwrap().include_usage);
+    for (written, seed) in [("7", Some(7)), ("-1", Some(u64::MAX)), ("0.5", None)] {
+        let request = CompletionRequest::parse(&format!(r#"{{"prompt":"x","seed":{written}}}"#));
+        assert_eq!(
+            request.ok().map(|request| (request.seed, request.options.sampler.seed)),
+            seed.map(|seed| (Some(seed), seed))
+        );
+    }
+}
+
+#[test]
+fn a_path_has_the_errors_of_its_interface() {
+    for (path, is_anthropic) in [
+        ("/v1/messages", true),
+        ("/v1/messages/count_tokens", true),
+        ("/v1/messages/other", true),
+        ("/v1/messages2", false),
+        ("/v1/chat/completions", false),
+        ("/health", false),
+    ] {
+        let error = super::dialect(path).error(&ApiError::NotFound(path.into()));
+        assert_eq!(error["type"] == "error", is_anthropic, "{path}");
     }
 }

@@ -3,23 +3,24 @@
 //! Nothing is stored: `store` and `previous_response_id` are refused. Tools are functions. `reasoning.effort` of `none`
 //! or `minimal` answers at once, any other one reasons without a limit; `truncation` of `auto` leaves out the oldest
 //! exchanges.
-#![forbid(unsafe_code)]
 
-use super::{Chunk, CompletionId, NamedEvent, choose_tools, effort, parallel_calls, text_parts, tool_text};
-use crate::chat::conversation::{Finish, Usage};
-use crate::chat::fields::{Field, Object, refused};
-use crate::chat::message::{ChatMessage, FunctionCall};
-use crate::chat::options::{OverflowPolicy, ResponseFormat, Thinking, TurnOptions};
-use crate::chat::results::Results;
-use crate::chat::template::Role;
-use crate::error::Result;
-use crate::generate::Reason;
-use crate::json;
-use alloc::borrow::ToOwned;
-use alloc::format;
-use alloc::string::String;
-use alloc::vec::Vec;
-use core::fmt::Write;
+use super::{CHAT, code, kind};
+use crate::api::dialect::{Begun, Event, PromptInput, ReplyRequest, ReplyWriter};
+use crate::api::tools::tool_text;
+use crate::error::{ApiError, Fields};
+use shohin::core::chat::fields::{Field, Object, refused};
+use shohin::core::chat::openai::CompletionId;
+use shohin::core::chat::openai::request::{choose_tools, effort, parallel_calls, text_parts};
+use shohin::core::chat::{
+    ChatMessage, Chunk, Finish, FunctionCall, OverflowPolicy, ResponseFormat, Role, Thinking, ToolResults,
+    TurnOptions, Usage,
+};
+use shohin::core::generate::Reason;
+use shohin::core::{Result, json};
+use std::fmt::Write;
+
+/// Where a request has the options of a reply.
+const PLACES: Fields = Fields { schema: "text.format.schema", tool: |_| "parameters", ..CHAT };
 
 /// Fields of a request.
 const FIELDS: &[&str] = &[
@@ -68,25 +69,25 @@ const REPEATED: &[(&str, &str)] = &[
 
 /// A request for a response.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ResponsesRequest {
+pub(crate) struct ResponsesRequest {
     /// The conversation.
-    pub messages: Vec<ChatMessage>,
+    pub(crate) messages: Vec<ChatMessage>,
     /// How to reply.
-    pub options: TurnOptions,
+    pub(crate) options: TurnOptions,
     /// The model's name, only to be repeated in the answer.
-    pub model: Option<String>,
+    pub(crate) model: Option<String>,
     /// Whether the answer is streamed in events.
-    pub stream: bool,
+    pub(crate) stream: bool,
     /// Members of an object: what the answer repeats.
-    repeated: String,
+    pub(crate) repeated: String,
 }
 
 impl ResponsesRequest {
     /// Reads a request.
     ///
     /// # Errors
-    /// As [`ChatCompletionRequest::parse`](super::ChatCompletionRequest::parse).
-    pub fn parse(text: &str) -> Result<ResponsesRequest> {
+    /// As [`ChatCompletionRequest::parse`](shohin::core::chat::openai::ChatCompletionRequest::parse).
+    pub(crate) fn parse(text: &str) -> Result<ResponsesRequest> {
         let request = Object::request(text, FIELDS)?;
         request.only(&[("store", "false"), ("background", "false")])?;
         if let Some(include) = request.get("include") {
@@ -134,6 +135,21 @@ impl ResponsesRequest {
     }
 }
 
+impl From<ResponsesRequest> for ReplyRequest {
+    fn from(request: ResponsesRequest) -> ReplyRequest {
+        let ResponsesRequest { messages, options, model, stream, repeated } = request;
+        ReplyRequest {
+            prompt: PromptInput::Messages(messages),
+            options,
+            seed: None,
+            model,
+            stream,
+            fields: &PLACES,
+            writer: Box::new(move |Begun { id, .. }| Box::new(ResponseWriter::new(id, repeated))),
+        }
+    }
+}
+
 fn input(request: &Object<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
     let problem = "must be a text, or an array of items";
     let input = request.get("input").ok_or_else(|| refused("input", problem))?;
@@ -141,7 +157,7 @@ fn input(request: &Object<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
         messages.push(ChatMessage::new(Role::User, text));
         return Ok(());
     }
-    let (mut thoughts, mut results) = (None, Results::default());
+    let (mut thoughts, mut results) = (None, ToolResults::default());
     if input.each(problem, &mut |field| item(&field, messages, &mut thoughts, &mut results))? == 0 {
         return Err(input.refused("must have at least one item"));
     }
@@ -154,7 +170,7 @@ fn item(
     field: &Field<'_>,
     messages: &mut Vec<ChatMessage>,
     thoughts: &mut Option<String>,
-    results: &mut Results,
+    results: &mut ToolResults,
 ) -> Result<()> {
     let kind = field.value.get("type").and_then(json::Value::as_string);
     match kind.as_deref() {
@@ -277,7 +293,7 @@ impl Kind {
 
 /// Writes an answer, event by event. The last event has all of it.
 #[derive(Clone, Debug)]
-pub struct ResponseWriter {
+pub(crate) struct ResponseWriter {
     id: CompletionId,
     repeated: String,
     begun: bool,
@@ -289,15 +305,8 @@ pub struct ResponseWriter {
     open: Option<(Kind, String)>,
 }
 
-impl ResponseWriter {
-    /// For the answer to `request`.
-    pub fn new(id: CompletionId, request: &ResponsesRequest) -> ResponseWriter {
-        let repeated = request.repeated.clone();
-        ResponseWriter { id, repeated, begun: false, number: 0, output: Vec::new(), open: None }
-    }
-
-    /// The events of a chunk.
-    pub fn chunk(&mut self, chunk: &Chunk) -> Vec<NamedEvent> {
+impl ReplyWriter for ResponseWriter {
+    fn chunk(&mut self, chunk: &Chunk) -> Vec<Event> {
         let mut events = Vec::new();
         self.begin(&mut events);
         self.text(Kind::Reasoning, &chunk.reasoning, &mut events);
@@ -308,8 +317,7 @@ impl ResponseWriter {
         events
     }
 
-    /// The last events.
-    pub fn finish(&mut self, finish: &Finish) -> Vec<NamedEvent> {
+    fn finish(&mut self, finish: &Finish) -> Vec<Event> {
         let mut events = Vec::new();
         self.begin(&mut events);
         if self.output.is_empty() && self.open.is_none() {
@@ -326,34 +334,40 @@ impl ResponseWriter {
         events
     }
 
-    /// The whole answer: after all chunks and [`ResponseWriter::finish`].
-    pub fn whole(&self, finish: &Finish) -> String {
-        self.response(Some(finish))
-    }
-
-    /// The event of a stream that fails. `code` and `message` say why.
-    pub fn error(&mut self, code: &str, message: &str) -> NamedEvent {
+    fn error(&mut self, error: &ApiError) -> Event {
         let mut members = String::from("\"code\":");
-        json::string(code, &mut members);
+        json::string(code(error).unwrap_or(kind(error)), &mut members);
         members.push_str(",\"message\":");
-        json::string(message, &mut members);
+        json::string(&error.message(), &mut members);
         members.push_str(",\"param\":null");
         self.named("error", &members)
     }
 
-    fn named(&mut self, name: &'static str, members: &str) -> NamedEvent {
-        let number = self.number;
-        self.number += 1;
-        NamedEvent { name, data: format!("{{\"type\":\"{name}\",\"sequence_number\":{number},{members}}}") }
+    fn whole(&mut self, finish: &Finish) -> String {
+        drop(self.finish(finish));
+        self.response(Some(finish))
+    }
+}
+
+impl ResponseWriter {
+    /// For the answer to a request that has these members.
+    pub(crate) fn new(id: CompletionId, repeated: String) -> ResponseWriter {
+        ResponseWriter { id, repeated, begun: false, number: 0, output: Vec::new(), open: None }
     }
 
-    fn event(&mut self, name: &'static str, members: &str, events: &mut Vec<NamedEvent>) {
+    fn named(&mut self, name: &'static str, members: &str) -> Event {
+        let number = self.number;
+        self.number += 1;
+        Event::named(name, format!("{{\"type\":\"{name}\",\"sequence_number\":{number},{members}}}"))
+    }
+
+    fn event(&mut self, name: &'static str, members: &str, events: &mut Vec<Event>) {
         let event = self.named(name, members);
         events.push(event);
     }
 
-    fn begin(&mut self, events: &mut Vec<NamedEvent>) {
-        if !core::mem::replace(&mut self.begun, true) {
+    fn begin(&mut self, events: &mut Vec<Event>) {
+        if !std::mem::replace(&mut self.begun, true) {
             let response = format!("\"response\":{}", self.response(None));
             self.event("response.created", &response, events);
             self.event("response.in_progress", &response, events);
@@ -361,7 +375,7 @@ impl ResponseWriter {
     }
 
     /// Adds text to an item of this kind.
-    fn text(&mut self, kind: Kind, text: &str, events: &mut Vec<NamedEvent>) {
+    fn text(&mut self, kind: Kind, text: &str, events: &mut Vec<Event>) {
         if text.is_empty() {
             return;
         }
@@ -385,7 +399,7 @@ impl ResponseWriter {
         self.event(name, &members, events);
     }
 
-    fn open(&mut self, kind: Kind, events: &mut Vec<NamedEvent>) {
+    fn open(&mut self, kind: Kind, events: &mut Vec<Event>) {
         let (index, item) = (self.output.len(), self.text_item(kind, "in_progress", None));
         self.event(
             "response.output_item.added",
@@ -398,7 +412,7 @@ impl ResponseWriter {
     }
 
     /// Ends the item in progress.
-    fn close(&mut self, status: &str, events: &mut Vec<NamedEvent>) {
+    fn close(&mut self, status: &str, events: &mut Vec<Event>) {
         let Some((kind, text)) = self.open.take() else { return };
         let place = self.place(kind);
         let mut members = place.clone();
@@ -417,7 +431,7 @@ impl ResponseWriter {
         self.done(item, events);
     }
 
-    fn call(&mut self, call: &FunctionCall, events: &mut Vec<NamedEvent>) {
+    fn call(&mut self, call: &FunctionCall, events: &mut Vec<Event>) {
         self.close("completed", events);
         let index = self.output.len();
         let item = |status: &str, arguments: &str| {
@@ -453,7 +467,7 @@ impl ResponseWriter {
         self.done(done, events);
     }
 
-    fn done(&mut self, item: String, events: &mut Vec<NamedEvent>) {
+    fn done(&mut self, item: String, events: &mut Vec<Event>) {
         let index = self.output.len();
         self.event("response.output_item.done", &format!("\"output_index\":{index},\"item\":{item}"), events);
         self.output.push(item);

@@ -1,24 +1,70 @@
-//! Requests and answers in the form of Anthropic's Messages, as JSON texts.
+//! Anthropic's Messages.
 //!
 //! Fields that are not known are refused unless they are null, as in [`openai`](super::openai). `cache_control` is taken
-//! and left aside: whatever a prompt has in common with an earlier one is known. Results of tools are matched by their
+//! and left aside: whatever a prompt has in common with an earlier one is known. ToolResults of tools are matched by their
 //! ids. If the last message is the assistant's, the reply continues it.
-#![forbid(unsafe_code)]
 
-use super::conversation::{Finish, Usage};
-use super::fields::{Field, Object, refused};
-use super::message::{ChatMessage, FunctionCall};
-use super::openai::{Chunk, CompletionId, NamedEvent, has_tools, text_parts, tool_text};
-use super::options::{Thinking, ToolChoice, TurnOptions};
-use super::results::Results;
-use super::template::Role;
-use crate::error::Result;
-use crate::generate::Reason;
-use crate::json;
-use alloc::format;
-use alloc::string::String;
-use alloc::vec::Vec;
-use core::fmt::Write;
+use super::dialect::{Action, Begun, Dialect, Event, PromptInput, ReplyRequest, ReplyWriter, Route};
+use super::openai::CHAT;
+use super::tools::tool_text;
+use crate::error::{ApiError, Fields};
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use shohin::core::chat::fields::{Field, Object, refused};
+use shohin::core::chat::openai::CompletionId;
+use shohin::core::chat::openai::request::{has_tools, text_parts};
+use shohin::core::chat::{
+    ChatMessage, Chunk, Finish, FunctionCall, Role, Thinking, ToolChoice, ToolResults, TurnOptions, Usage,
+};
+use shohin::core::generate::Reason;
+use shohin::core::{Result, json};
+use std::fmt::Write;
+
+/// Where a request has the options of a reply. It has no format.
+const PLACES: Fields = Fields { stop: "stop_sequences", tool: |_| "input_schema", ..CHAT };
+
+/// The dialect of the paths below `/v1/messages`.
+pub(crate) struct Anthropic;
+
+impl Dialect for Anthropic {
+    fn routes(&self) -> &'static [Route] {
+        &[
+            Route {
+                path: "/v1/messages",
+                action: Action::Reply(|text| Ok(MessagesRequest::parse(text)?.into())),
+            },
+            Route {
+                path: "/v1/messages/count_tokens",
+                action: Action::Count(
+                    |text| Ok(MessagesRequest::parse_prompt(text)?.into()),
+                    |tokens| json!({ "input_tokens": tokens }),
+                ),
+            },
+        ]
+    }
+
+    /// Anthropic's types go by the status.
+    fn error(&self, error: &ApiError) -> Value {
+        let kind = match error.status() {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
+        };
+        let mut answer = json!({ "type": "error", "error": { "type": kind, "message": error.message() } });
+        // Anthropic's clients then send whole conversations.
+        if error.field().as_deref() == Some("thread") {
+            answer["error"]["details"] =
+                json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] });
+        }
+        answer
+    }
+}
 
 /// Fields of a request.
 const FIELDS: &[&str] = &[
@@ -61,24 +107,24 @@ const TOOL_FIELDS: &[&str] = &[
 
 /// A request for a message.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MessagesRequest {
+pub(crate) struct MessagesRequest {
     /// The conversation.
-    pub messages: Vec<ChatMessage>,
+    pub(crate) messages: Vec<ChatMessage>,
     /// How to reply.
-    pub options: TurnOptions,
+    pub(crate) options: TurnOptions,
     /// The model's name, only to be repeated in the answer.
-    pub model: Option<String>,
+    pub(crate) model: Option<String>,
     /// Whether the answer is streamed in events.
-    pub stream: bool,
+    pub(crate) stream: bool,
 }
 
 impl MessagesRequest {
     /// Reads a request for a message.
     ///
     /// # Errors
-    /// As [`ChatCompletionRequest::parse`](super::openai::ChatCompletionRequest::parse); a request without `max_tokens` is
+    /// As [`ChatCompletionRequest::parse`](shohin::core::chat::openai::ChatCompletionRequest::parse); a request without `max_tokens` is
     /// refused.
-    pub fn parse(text: &str) -> Result<MessagesRequest> {
+    pub(crate) fn parse(text: &str) -> Result<MessagesRequest> {
         let request = Self::parse_prompt(text)?;
         if request.options.max_tokens.is_none() {
             return Err(refused("max_tokens", "must be a number of tokens"));
@@ -90,7 +136,7 @@ impl MessagesRequest {
     ///
     /// # Errors
     /// As [`MessagesRequest::parse`].
-    pub fn parse_prompt(text: &str) -> Result<MessagesRequest> {
+    pub(crate) fn parse_prompt(text: &str) -> Result<MessagesRequest> {
         let request = Object::request(text, FIELDS)?;
         let mut options = TurnOptions::default();
         // It has no field for a seed.
@@ -116,7 +162,7 @@ impl MessagesRequest {
             messages.push(ChatMessage::new(Role::System, text_parts(&system, &["text"], TEXT_FIELDS)?));
         }
         let field = request.get("messages").ok_or_else(|| refused("messages", "must be an array"))?;
-        let mut results = Results::default();
+        let mut results = ToolResults::default();
         if field.each("must be an array", &mut |field| message(&field, &mut messages, &mut results))? == 0 {
             return Err(field.refused("must have at least one message"));
         }
@@ -127,8 +173,24 @@ impl MessagesRequest {
     }
 }
 
+impl From<MessagesRequest> for ReplyRequest {
+    fn from(request: MessagesRequest) -> ReplyRequest {
+        let MessagesRequest { messages, options, model, stream } = request;
+        let stops = options.stop_strings.clone();
+        ReplyRequest {
+            prompt: PromptInput::Messages(messages),
+            options,
+            seed: None,
+            model,
+            stream,
+            fields: &PLACES,
+            writer: Box::new(move |Begun { id, prompt, .. }| Box::new(MessageWriter::new(id, prompt, stops))),
+        }
+    }
+}
+
 /// Reads a message; one of the user is several if it has results of tools.
-fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>, results: &mut Results) -> Result<()> {
+fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>, results: &mut ToolResults) -> Result<()> {
     let given = field.object(&["role", "content"], "must be an object with a role")?;
     let role = match given.string("role")?.as_deref() {
         Some("user") => Role::User,
@@ -157,8 +219,8 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>, results: &mut Res
                 let result = block.object(known, "")?;
                 let text =
                     result.read_as("content", |content| text_parts(content, &["text"], TEXT_FIELDS))?;
-                if core::mem::take(&mut has_text) {
-                    let before = core::mem::replace(&mut message, ChatMessage::new(role, ""));
+                if std::mem::take(&mut has_text) {
+                    let before = std::mem::replace(&mut message, ChatMessage::new(role, ""));
                     messages.push(before);
                 }
                 results.result(messages, result.string("tool_use_id")?, &block.place, "tool_use_id")?;
@@ -266,7 +328,7 @@ enum Kind {
 
 /// Writes an answer, event by event, or as a whole.
 #[derive(Clone, Debug)]
-pub struct MessageWriter {
+pub(crate) struct MessageWriter {
     id: CompletionId,
     /// Texts that end the reply.
     stops: Vec<String>,
@@ -279,15 +341,8 @@ pub struct MessageWriter {
     open: Option<(Kind, String)>,
 }
 
-impl MessageWriter {
-    /// For the answer to `request`, of whose prompt `prompt` counts the tokens.
-    pub fn new(id: CompletionId, request: &MessagesRequest, prompt: Usage) -> MessageWriter {
-        let stops = request.options.stop_strings.clone();
-        MessageWriter { id, stops, prompt, begun: false, content: Vec::new(), open: None }
-    }
-
-    /// The events of a chunk.
-    pub fn chunk(&mut self, chunk: &Chunk) -> Vec<NamedEvent> {
+impl ReplyWriter for MessageWriter {
+    fn chunk(&mut self, chunk: &Chunk) -> Vec<Event> {
         let mut events = Vec::new();
         self.begin(&mut events);
         self.text(Kind::Thinking, &chunk.reasoning, &mut events);
@@ -298,8 +353,7 @@ impl MessageWriter {
         events
     }
 
-    /// The last events.
-    pub fn finish(&mut self, finish: &Finish) -> Vec<NamedEvent> {
+    fn finish(&mut self, finish: &Finish) -> Vec<Event> {
         let mut events = Vec::new();
         self.begin(&mut events);
         self.close(&mut events);
@@ -308,17 +362,28 @@ impl MessageWriter {
         members.push_str("},\"usage\":");
         usage(&finish.usage, &mut members);
         events.push(event("message_delta", &members));
-        events.push(NamedEvent { name: "message_stop", data: "{\"type\":\"message_stop\"}".into() });
+        events.push(Event::named("message_stop", "{\"type\":\"message_stop\"}".into()));
         events
     }
 
-    /// The whole answer: after all chunks and [`MessageWriter::finish`].
-    pub fn whole(&self, finish: &Finish) -> String {
-        self.message(Some(finish))
+    fn error(&mut self, error: &ApiError) -> Event {
+        Event::named("error", Anthropic.error(error).to_string())
     }
 
-    fn begin(&mut self, events: &mut Vec<NamedEvent>) {
-        if !core::mem::replace(&mut self.begun, true) {
+    fn whole(&mut self, finish: &Finish) -> String {
+        self.close(&mut Vec::new());
+        self.message(Some(finish))
+    }
+}
+
+impl MessageWriter {
+    /// For a reply that these texts end, of whose prompt `prompt` counts the tokens.
+    pub(crate) fn new(id: CompletionId, prompt: Usage, stops: Vec<String>) -> MessageWriter {
+        MessageWriter { id, stops, prompt, begun: false, content: Vec::new(), open: None }
+    }
+
+    fn begin(&mut self, events: &mut Vec<Event>) {
+        if !std::mem::replace(&mut self.begun, true) {
             events.push(event("message_start", &format!("\"message\":{}", self.message(None))));
         }
     }
@@ -360,7 +425,7 @@ impl MessageWriter {
         self.content.iter().any(|block| block.starts_with(TOOL_USE))
     }
 
-    fn text(&mut self, kind: Kind, text: &str, events: &mut Vec<NamedEvent>) {
+    fn text(&mut self, kind: Kind, text: &str, events: &mut Vec<Event>) {
         if text.is_empty() {
             return;
         }
@@ -381,7 +446,7 @@ impl MessageWriter {
         self.delta(&delta, events);
     }
 
-    fn call(&mut self, call: &FunctionCall, events: &mut Vec<NamedEvent>) {
+    fn call(&mut self, call: &FunctionCall, events: &mut Vec<Event>) {
         self.close(events);
         let block = |input: &str| {
             let mut out =
@@ -404,24 +469,24 @@ impl MessageWriter {
         self.end(whole, events);
     }
 
-    fn start(&self, block: &str, events: &mut Vec<NamedEvent>) {
+    fn start(&self, block: &str, events: &mut Vec<Event>) {
         let members = format!("\"index\":{},\"content_block\":{block}", self.content.len());
         events.push(event("content_block_start", &members));
     }
 
-    fn delta(&self, delta: &str, events: &mut Vec<NamedEvent>) {
+    fn delta(&self, delta: &str, events: &mut Vec<Event>) {
         let members = format!("\"index\":{},\"delta\":{delta}", self.content.len());
         events.push(event("content_block_delta", &members));
     }
 
     /// Ends the block in progress.
-    fn close(&mut self, events: &mut Vec<NamedEvent>) {
+    fn close(&mut self, events: &mut Vec<Event>) {
         if let Some((kind, text)) = self.open.take() {
             self.end(block(kind, &text), events);
         }
     }
 
-    fn end(&mut self, block: String, events: &mut Vec<NamedEvent>) {
+    fn end(&mut self, block: String, events: &mut Vec<Event>) {
         events.push(event("content_block_stop", &format!("\"index\":{}", self.content.len())));
         self.content.push(block);
     }
@@ -430,8 +495,8 @@ impl MessageWriter {
 /// How a block begins that is a call.
 const TOOL_USE: &str = "{\"type\":\"tool_use\",";
 
-fn event(name: &'static str, members: &str) -> NamedEvent {
-    NamedEvent { name, data: format!("{{\"type\":\"{name}\",{members}}}") }
+fn event(name: &'static str, members: &str) -> Event {
+    Event::named(name, format!("{{\"type\":\"{name}\",{members}}}"))
 }
 
 fn block(kind: Kind, text: &str) -> String {

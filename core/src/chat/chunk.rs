@@ -1,0 +1,55 @@
+//! Pieces of a reply, collected until they are sent.
+#![forbid(unsafe_code)]
+
+use super::conversation::Piece;
+use super::message::FunctionCall;
+use crate::sample::Logprob;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// A token with its log-probability, and those of the most likely ones in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token that was chosen.
+    pub chosen: Logprob,
+    /// The most likely ones, best first.
+    pub top: Vec<Logprob>,
+}
+
+/// Pieces of a reply that are handed over together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chunk {
+    /// Text as the model writes it, markers included.
+    pub text: String,
+    /// The part of it for the reader.
+    pub content: String,
+    /// The part of it that is thoughts.
+    pub reasoning: String,
+    /// Calls that are complete.
+    pub tool_calls: Vec<FunctionCall>,
+    /// The tokens that are part of the reply.
+    pub tokens: Vec<u32>,
+    /// For each of them that the model chose, if log-probabilities are measured.
+    pub logprobs: Vec<TokenLogprob>,
+}
+
+impl Chunk {
+    /// Adds a piece.
+    pub fn push(&mut self, piece: &Piece<'_>) {
+        self.text.push_str(piece.text);
+        self.content.push_str(piece.content);
+        self.reasoning.push_str(piece.reasoning);
+        self.tool_calls.extend_from_slice(piece.tool_calls);
+        self.tokens.extend_from_slice(piece.tokens);
+        if let (Some(token), Some(logprob)) =
+            (piece.token.filter(|t| piece.tokens.first() == Some(t)), piece.logprob)
+        {
+            self.logprobs.push(TokenLogprob { chosen: Logprob { token, logprob }, top: piece.top.into() });
+        }
+    }
+
+    /// Whether nothing was added.
+    pub fn is_empty(&self) -> bool {
+        *self == Chunk::default()
+    }
+}

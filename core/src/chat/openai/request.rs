@@ -1,0 +1,414 @@
+//! Reading of requests. What is public beside the request itself is shared by interfaces that have the same fields.
+#![forbid(unsafe_code)]
+
+use crate::chat::fields::{Field, Object, refused};
+use crate::chat::message::{ChatMessage, FunctionCall};
+use crate::chat::options::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions};
+use crate::chat::results::ToolResults;
+use crate::chat::template::Role;
+use crate::error::Result;
+use crate::json::{self, Value};
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// Fields of a request.
+const FIELDS: &[&str] = &[
+    "messages",
+    "model",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "logprobs",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "n",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "thinking",
+    "overflow",
+    // For a service's own use: taken and left aside.
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "service_tier",
+    "store",
+    "metadata",
+];
+
+/// Fields of a message.
+const MESSAGE_FIELDS: &[&str] = &[
+    "role",
+    "content",
+    "reasoning",
+    "tool_calls",
+    "tool_call_id",
+    // Taken and left aside.
+    "name",
+    "refusal",
+    "annotations",
+    "parsed",
+];
+
+/// A request for a chat completion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatCompletionRequest {
+    /// The conversation.
+    pub messages: Vec<ChatMessage>,
+    /// How to reply. The sampler is the model card's with the request's changes, its seed as below.
+    pub options: TurnOptions,
+    /// The seed, if one was asked for. If not, a host sets one of its own, at random.
+    pub seed: Option<u64>,
+    /// The model's name, only to be repeated in the answer.
+    pub model: Option<String>,
+    /// Whether the answer is streamed in chunks.
+    pub stream: bool,
+    /// Whether a last chunk says what the answer took.
+    pub include_usage: bool,
+}
+
+impl ChatCompletionRequest {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// [`Json`](crate::Error::Json) if `text` is not JSON, [`Argument`](crate::Error::Argument) with the name of a field
+    /// that is invalid, [`Unsupported`](crate::Error::Unsupported) for one that is not supported,
+    /// [`Option`](crate::Error::Option) for a count that is not a whole number.
+    pub fn parse(text: &str) -> Result<ChatCompletionRequest> {
+        let request = Object::request(text, FIELDS)?;
+        request.only(&[("n", "1")])?;
+        let mut options = TurnOptions::default();
+        let seed = request.sampling(&mut options.sampler)?;
+        let max_tokens = request.count("max_tokens")?;
+        let max_tokens = request.count("max_completion_tokens")?.or(max_tokens);
+        // More than the address space is as good as no bound.
+        options.max_tokens = max_tokens.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
+        options.stop_strings = request.read_as("stop", stop)?;
+        let top_logprobs = request.read_as("top_logprobs", top_logprobs)?;
+        let logprobs = request.boolean("logprobs")?;
+        if let Some(top) = request.get("top_logprobs").filter(|_| !logprobs) {
+            return Err(top.refused("is only for a request with logprobs"));
+        }
+        options.logprobs = logprobs.then_some(top_logprobs);
+        options.tools = request.read_as("tools", tools)?;
+        if let Some(choice) = request.get("tool_choice") {
+            choose_tools(&choice, &mut options, "function", |chosen| {
+                let Some(function) = chosen.get("function") else { return Ok(None) };
+                function.object(&["name"], "must be an object with a name")?.string("name")
+            })?;
+        }
+        parallel_calls(&request, &mut options)?;
+        options.response_format = request.read_as("response_format", response_format)?;
+        let effort = request.read_as("reasoning_effort", effort)?;
+        options.thinking = request.get("thinking").map_or(Ok(effort), |field| thinking(&field))?;
+        options.overflow = match (request.string("overflow")?.as_deref(), options.max_tokens) {
+            (None | Some("error"), _) => OverflowPolicy::Error,
+            (Some("shift"), _) => OverflowPolicy::Shift { keep: None },
+            (Some("trim"), max_tokens) => OverflowPolicy::trim_for(max_tokens),
+            (Some(_), _) => return Err(refused("overflow", "must be error, shift or trim")),
+        };
+        let (mut messages, mut results) = (Vec::new(), ToolResults::default());
+        let field = request.get("messages").ok_or_else(|| refused("messages", "must be an array"))?;
+        let mut read = |field: Field<'_>| message(&field, &mut messages, Some(&mut results));
+        if field.each("must be an array", &mut read)? == 0 {
+            return Err(field.refused("must have at least one message"));
+        }
+        results.sort(&mut messages);
+        let (stream, include_usage) = streaming(&request)?;
+        let model = request.string("model")?;
+        Ok(ChatCompletionRequest { messages, options, seed, model, stream, include_usage })
+    }
+}
+
+/// Whether the answer is streamed, and whether a last chunk says what it took.
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
+#[inline(never)]
+pub fn streaming(request: &Object<'_>) -> Result<(bool, bool)> {
+    let stream = request.boolean("stream")?;
+    let Some(field) = request.get("stream_options") else { return Ok((stream, false)) };
+    let options = field.object(&["include_usage", "include_obfuscation"], "must be an object")?;
+    options.only(&[("include_obfuscation", "false")])?;
+    let include_usage = options.boolean("include_usage")?;
+    if !stream {
+        return Err(field.refused("is only for a request with stream"));
+    }
+    Ok((stream, include_usage))
+}
+
+#[inline(never)]
+fn top_logprobs(field: &Field<'_>) -> Result<usize> {
+    let top = field.value.as_number();
+    let top = top.filter(|top| (0.0..=20.0).contains(top) && *top as usize as f64 == *top);
+    Ok(top.ok_or_else(|| field.refused("must be 0 to 20"))? as usize)
+}
+
+/// Reads the texts that end a reply.
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
+#[inline(never)]
+pub fn stop(field: &Field<'_>) -> Result<Vec<String>> {
+    let mut stops: Vec<String> = field.value.as_string().into_iter().collect();
+    if stops.is_empty() {
+        field.each("must be a string or an array of strings", &mut |text| {
+            stops.push(text.string()?);
+            Ok(())
+        })?;
+    }
+    Ok(stops)
+}
+
+/// Reads functions, each within a tool or by itself. Their descriptions are taken whole, for the template and the grammar.
+#[inline(never)]
+fn tools(field: &Field<'_>) -> Result<Vec<String>> {
+    let mut tools = Vec::new();
+    field.each("must be an array of functions", &mut |tool| {
+        let problem = "must be a function";
+        let member = |name: &str| tool.value.get(name).filter(|value| !value.is_null());
+        let kind = member("type");
+        if kind.is_some_and(|kind| kind.as_string().as_deref() != Some("function")) {
+            return Err(tool.unsupported("tools of type function"));
+        }
+        let within = match (kind, member("function")) {
+            (None, None) => None,
+            (Some(_), None) => return Err(tool.refused("has no function")),
+            (_, Some(_)) => tool.object(&["type", "function"], problem)?.get("function"),
+        };
+        let function = within.as_ref().unwrap_or(&tool);
+        let given = function.object(&["name", "description", "parameters", "strict"], problem)?;
+        given.string("name")?.ok_or_else(|| function.refused("has no name"))?;
+        given.string("description")?;
+        check_arguments(given.get("parameters").as_ref(), given.get("strict").as_ref())?;
+        tools.push(tool.value.text().into());
+        Ok(())
+    })?;
+    Ok(tools)
+}
+
+/// Reads a choice of tools. `name` finds the function that an object names in its field `holder`.
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
+#[inline(never)]
+pub fn choose_tools(
+    choice: &Field<'_>,
+    options: &mut TurnOptions,
+    holder: &str,
+    name: fn(&Object<'_>) -> Result<Option<String>>,
+) -> Result<()> {
+    let problem = "must be none, auto, required or a function";
+    options.tool_choice = match choice.value.as_string().as_deref() {
+        Some("auto") => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        Some("none") => {
+            options.tools.clear();
+            ToolChoice::Auto
+        }
+        Some(_) => return Err(choice.refused(problem)),
+        None => {
+            let chosen = choice.object(&["type", holder], problem)?;
+            if chosen.string("type")?.as_deref() != Some("function") {
+                return Err(choice.unsupported("a tool_choice of type function"));
+            }
+            ToolChoice::Function(name(&chosen)?.ok_or_else(|| choice.refused("names no function"))?)
+        }
+    };
+    has_tools(choice, options)
+}
+
+/// Refuses a choice of tools if there are none.
+///
+/// # Errors
+/// [`Argument`](crate::Error::Argument).
+pub fn has_tools(choice: &Field<'_>, options: &TurnOptions) -> Result<()> {
+    if options.tool_choice != ToolChoice::Auto && options.tools.is_empty() {
+        return Err(choice.refused("is given, but tools has none to choose from"));
+    }
+    Ok(())
+}
+
+#[inline(never)]
+fn response_format(field: &Field<'_>) -> Result<ResponseFormat> {
+    let known = &["type", "json_schema", "choices", "pattern", "grammar"];
+    let format = field.object(known, "must be an object")?;
+    let part =
+        |name: &'static str| format.get(name).ok_or_else(|| field.refused("lacks what its type needs"));
+    let kind = format.get("type").ok_or_else(|| field.refused("has no type"))?;
+    match kind.value.as_string().as_deref() {
+        Some("text") => Ok(ResponseFormat::Text),
+        Some("json_object") => Ok(ResponseFormat::JsonObject),
+        Some("json_schema") => {
+            let named = format.get("json_schema").ok_or_else(|| field.refused("has no json_schema"))?;
+            // Replies satisfy the schema whether `strict` is set or not.
+            let known = &["schema", "name", "description", "strict"];
+            let schema = named.object(known, "must be an object")?.get("schema");
+            let schema = schema.filter(|schema| schema.value.is_object() || schema.value.as_bool().is_some());
+            let problem = || refused("response_format.json_schema.schema", "must be a JSON Schema");
+            Ok(ResponseFormat::JsonSchema(schema.ok_or_else(problem)?.value.text().into()))
+        }
+        Some("choice") => {
+            let choices = part("choices")?;
+            let texts = choices
+                .value
+                .elements()
+                .and_then(|all| all.into_iter().map(json::Value::as_string).collect::<Option<Vec<String>>>());
+            Ok(ResponseFormat::Choice(texts.ok_or_else(|| choices.refused("must be an array of texts"))?))
+        }
+        Some("regex") => Ok(ResponseFormat::Regex(part("pattern")?.string()?)),
+        Some("grammar") => Ok(ResponseFormat::Grammar(part("grammar")?.string()?)),
+        _ => Err(kind.unsupported("text, json_object, json_schema, choice, regex or grammar")),
+    }
+}
+
+/// Reads whether there may be several calls.
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
+#[inline(never)]
+pub fn parallel_calls(request: &Object<'_>, options: &mut TurnOptions) -> Result<()> {
+    if request.get("parallel_tool_calls").is_some() {
+        options.parallel_tool_calls = request.boolean("parallel_tool_calls")?;
+    }
+    Ok(())
+}
+
+/// How much to reason, which is a matter of whether.
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
+#[inline(never)]
+pub fn effort(field: &Field<'_>) -> Result<Thinking> {
+    match field.value.as_string().as_deref() {
+        Some("none" | "minimal") => Ok(Thinking::Off),
+        Some("low" | "medium" | "high" | "xhigh" | "max") => Ok(Thinking::On),
+        Some(_) | None => Err(field.refused("must be none, minimal, low, medium, high, xhigh or max")),
+    }
+}
+
+#[inline(never)]
+fn thinking(field: &Field<'_>) -> Result<Thinking> {
+    if let Some(thinks) = field.value.as_bool() {
+        return Ok(if thinks { Thinking::On } else { Thinking::Off });
+    }
+    let thinking = field.object(&["budget"], "must be true, false or an object with a budget")?;
+    let budget = thinking.number("budget")?.filter(|budget| *budget >= 0.0);
+    let budget = budget.ok_or_else(|| refused("thinking.budget", "must be a number of tokens"))?;
+    // The first whole number of tokens that is not less.
+    Ok(Thinking::Budget(libm::ceil(budget) as usize))
+}
+
+/// Reads a message, and if asked to match results of tools, the ids of calls.
+#[inline(never)]
+fn message(
+    field: &Field<'_>,
+    messages: &mut Vec<ChatMessage>,
+    mut results: Option<&mut ToolResults>,
+) -> Result<()> {
+    let no_role = "must be an object with a role";
+    let given = field.object(MESSAGE_FIELDS, no_role)?;
+    let role = match given.string("role")?.as_deref() {
+        Some("system" | "developer") => Role::System,
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        Some("tool") => Role::Tool,
+        Some(_) => {
+            let problem = "must be system, developer, user, assistant or tool";
+            return Err(refused(&format!("{}.role", field.place), problem));
+        }
+        None => return Err(field.refused(no_role)),
+    };
+    let mut message = ChatMessage::new(role, given.read_as("content", text_of)?);
+    message.reasoning = given.string("reasoning")?;
+    if let Some(calls) = given.get("tool_calls") {
+        let problem = "must be an array of calls, each with a function that has a name and arguments";
+        let mut ids = Vec::new();
+        calls.each(problem, &mut |call| {
+            let call = call.object(&["id", "type", "index", "function", "parsed_arguments"], problem)?;
+            ids.push(call.string("id")?);
+            let function = call.get("function").ok_or_else(|| calls.refused(problem))?;
+            let function = function.object(&["name", "arguments", "parsed_arguments"], problem)?;
+            let read = function.string("name")?.zip(function.string("arguments")?);
+            let (name, arguments) = read.ok_or_else(|| calls.refused(problem))?;
+            message.tool_calls.push(FunctionCall { name, arguments });
+            Ok(())
+        })?;
+        if let Some(results) = results.as_deref_mut() {
+            results.calls(messages, ids);
+        }
+    }
+    if let Some(results) = results.filter(|_| role == Role::Tool) {
+        results.result(messages, given.string("tool_call_id")?, &field.place, "tool_call_id")?;
+    }
+    messages.push(message);
+    Ok(())
+}
+
+/// A text, or parts of one, which are joined; there is nothing that could look at others.
+#[inline(never)]
+fn text_of(content: &Field<'_>) -> Result<String> {
+    text_parts(content, &["text"], &["type", "text"])
+}
+
+/// A text, or parts of these types, with these fields, which are joined.
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
+#[inline(never)]
+pub fn text_parts(content: &Field<'_>, kinds: &[&str], known: &[&str]) -> Result<String> {
+    if let Some(text) = content.value.as_string() {
+        return Ok(text);
+    }
+    let problem = "must be a string, or an array of text parts";
+    let mut all = String::new();
+    content.each(problem, &mut |part| {
+        let kind = part.value.get("type").and_then(Value::as_string);
+        match kind.as_deref() {
+            Some(kind) if kinds.contains(&kind) => {
+                let text = part.object(known, problem)?.string("text")?;
+                all.push_str(&text.ok_or_else(|| part.refused("has no text"))?);
+            }
+            Some(_) => return Err(part.unsupported("parts of type text: the model reads text only")),
+            None => return Err(part.refused("must be a part of type text")),
+        }
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// Checks what says which arguments a function takes.
+///
+/// # Errors
+/// [`Argument`](crate::Error::Argument).
+pub fn check_arguments(parameters: Option<&Field<'_>>, strict: Option<&Field<'_>>) -> Result<()> {
+    if let Some(schema) = parameters.filter(|schema| !schema.value.is_object()) {
+        return Err(schema.refused("must be a JSON Schema"));
+    }
+    if let Some(strict) = strict.filter(|strict| strict.value.as_bool().is_none()) {
+        return Err(strict.refused("must be true or false"));
+    }
+    Ok(())
+}
+
+/// The messages of [`messages_json`](super::messages_json).
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
+pub fn parse_messages(text: &str) -> Result<Vec<ChatMessage>> {
+    let mut messages = Vec::new();
+    let all = Field { place: "messages".into(), value: Value::parse(text)? };
+    all.each("must be an array", &mut |one| message(&one, &mut messages, None))?;
+    Ok(messages)
+}
