@@ -51,12 +51,12 @@ pub(crate) fn logits(args: &LogitsArgs, model: &ModelArgs) -> Result {
             model.check_tokens(&tokens).context(&place)?;
             let named = if path == Path::new("-") {
                 let mut out = BufWriter::new(io::stdout().lock());
-                write_rows(&mut *sequence, &tokens, &mut out).context(&place)??;
+                write_rows(&mut sequence, &tokens, &mut out).context(&place)??;
                 out.flush()?;
                 "standard output".into()
             } else {
                 let mut out = new_file(path, args.force).map_err(of_options)?;
-                let written = write_rows(&mut *sequence, &tokens, &mut out).context(&place)?;
+                let written = write_rows(&mut sequence, &tokens, &mut out).context(&place)?;
                 written.and_then(|()| out.finish()).map_err(|error| file_error("write", path, &error))?;
                 path.display().to_string()
             };
@@ -86,7 +86,7 @@ pub(crate) fn logits(args: &LogitsArgs, model: &ModelArgs) -> Result {
 
 /// Writes the logits after each token; what fails is the model, or else the writing.
 fn write_rows(
-    sequence: &mut dyn Sequence,
+    sequence: &mut Sequence,
     tokens: &[u32],
     out: &mut dyn Write,
 ) -> shohin::core::Result<io::Result<()>> {

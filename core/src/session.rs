@@ -30,8 +30,7 @@ impl<D: Device> Session<D> {
     /// If an option is out of range, or if there is no memory.
     pub async fn open(device: &mut D, options: &SessionOptions) -> Result<Self, D::Error> {
         let cache = device.cache(options).await?;
-        let capacity = device.cache_options(&cache).context;
-        Ok(Session::over(cache, capacity))
+        Ok(Session::over(device, cache))
     }
 
     /// As [`Session::open`], for a sequence that others [fork](Session::fork): memory is allocated as it grows, in pages
@@ -41,11 +40,12 @@ impl<D: Device> Session<D> {
     /// As [`Session::open`].
     pub async fn open_paged(device: &mut D, options: &SessionOptions) -> Result<Self, D::Error> {
         let cache = device.paged_cache(options).await?;
-        let capacity = device.cache_options(&cache).context;
-        Ok(Session::over(cache, capacity))
+        Ok(Session::over(device, cache))
     }
 
-    pub(crate) fn over(cache: D::Cache, capacity: usize) -> Self {
+    /// An empty sequence in a cache that `device` has made.
+    pub fn over(device: &D, cache: D::Cache) -> Self {
+        let capacity = device.cache_options(&cache).context;
         Session { cache, capacity, position: 0 }
     }
 
@@ -171,9 +171,8 @@ impl<D: Device> Session<D> {
             let expected = "at most the number of tokens seen";
             return Err(error!(Option { what: "forked length", found: len as f64, expected }).into());
         }
-        let mut fork = Session::over(device.fork(&mut self.cache, len, self.position).await?, self.capacity);
-        fork.position = len;
-        Ok(fork)
+        let cache = device.fork(&mut self.cache, len, self.position).await?;
+        Ok(Session { cache, capacity: self.capacity, position: len })
     }
 
     /// Continues after the `len` tokens whose keys and values are in `from`, as written by

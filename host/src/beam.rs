@@ -1,10 +1,11 @@
 //! Beam search over a model.
 
-use crate::any_device::Search;
-use crate::error::Result;
+use crate::device::HostDevice;
+use crate::error::{Error, Result};
 use crate::model::Model;
-use shohin_core::CpuOptions;
-use shohin_core::beam::{Beam, BeamOptions};
+use shohin_core::beam::{self, Beam, BeamOptions};
+use shohin_core::device::BlockingDevice;
+use shohin_core::{CpuOptions, Session};
 use std::ops::ControlFlow;
 
 impl Model {
@@ -33,9 +34,23 @@ impl Model {
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Vec<Beam>> {
         options.check()?;
-        let session = self.session_options(self.context());
-        let search = Search { session, prompt, options, detokenizer: self.tokenizer(), progress };
         let device = CpuOptions { logit_rows: options.beams.min(8), ..self.0.options };
-        self.0.device.beam_search(&device, search, &self.0.cpu)
+        let mut device = match self.split() {
+            None => self.0.device.open(&device)?,
+            Some(_) if self.is_distributed() => {
+                return Err(Error::Option {
+                    name: "beams",
+                    found: options.beams.to_string(),
+                    expected: "none over MPI: beam search runs on one device".into(),
+                });
+            }
+            // On the whole, as the ranks have parts of the weights.
+            Some(_) => HostDevice::Cpu(self.0.cpu.device(&device)?),
+        };
+        let beams = async {
+            let session = Session::open_paged(&mut device, &self.session_options(self.context())).await?;
+            beam::search(&mut device, session, prompt, options, self.tokenizer(), progress).await
+        };
+        Ok(HostDevice::wait(beams)?)
     }
 }

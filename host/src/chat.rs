@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// A conversation. Each has its own KV cache and scratch memory; the model is shared.
 pub struct Chat {
     model: Model,
-    sequence: Box<dyn Sequence>,
+    sequence: Speculating,
     conversation: Conversation,
     options: TurnOptions,
 }
@@ -52,11 +52,11 @@ impl Chat {
     }
 
     /// A conversation whose tokens are those of an empty sequence.
-    pub(crate) fn over(model: &Model, sequence: Box<dyn Sequence>) -> Chat {
+    pub(crate) fn over(model: &Model, sequence: Sequence) -> Chat {
         let overflow = OverflowPolicy::TRIM;
         Chat {
             model: model.clone(),
-            sequence,
+            sequence: Speculating::none(sequence),
             conversation: Conversation::new(),
             options: TurnOptions { overflow, ..TurnOptions::default() },
         }
@@ -72,7 +72,7 @@ impl Chat {
         let sequence = self.model.checking_sequence(MAX_GUESSES + 1)?;
         let sequence = Speculating::new(&self.model, sequence, speculation)?;
         self.conversation.set_prefix(PrefixState::default())?;
-        self.sequence = Box::new(sequence);
+        self.sequence = sequence;
         Ok(())
     }
 
@@ -179,8 +179,8 @@ impl Chat {
     }
 
     /// What a snapshot is made of.
-    pub(crate) fn parts(&mut self) -> (&Model, &mut Conversation, &mut dyn Sequence) {
-        (&self.model, &mut self.conversation, &mut *self.sequence)
+    pub(crate) fn parts(&mut self) -> (&Model, &mut Conversation, &mut Speculating) {
+        (&self.model, &mut self.conversation, &mut self.sequence)
     }
 
     fn begin_completion(&mut self, tokens: &[u32]) -> Result<()> {

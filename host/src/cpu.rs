@@ -1,15 +1,13 @@
 //! A model on the CPU.
 
-use crate::any_device::AnyDevice;
-use crate::device_model::DeviceModel;
 use crate::error::Result;
-use crate::memory;
-use crate::sequence::{OnDevice, Sequence};
+use crate::plan::Storage;
 use crate::shard::ShardBytes;
+use crate::source::Source;
 use crate::threads::ThreadPool;
-use shohin_core::chat::snapshot::Layout;
-use shohin_core::cpu::CpuWeights;
-use shohin_core::{Cpu, CpuOptions, Error, MemoryPlan, SessionOptions};
+use crate::weight_cache::{CacheWriter, WeightCache};
+use shohin_core::cpu::{CpuWeights, Isa};
+use shohin_core::{Cpu, CpuOptions, MemoryPlan, SessionOptions};
 use std::sync::Arc;
 
 /// Weights in the layout of the kernels, or in that of the file, and the threads that compute with them.
@@ -22,7 +20,37 @@ pub(crate) struct CpuModel {
 }
 
 impl CpuModel {
-    fn device(&self, options: &CpuOptions) -> shohin_core::Result<Cpu<'static, ShardBytes>> {
+    /// Loads the weights. Repacked ones come from `cache`, or they are then being kept there; `compact` ones keep base-3 digits.
+    pub(crate) fn load(
+        source: &Source<'_>,
+        storage: Storage,
+        compact: bool,
+        isa: Isa,
+        pool: Arc<ThreadPool>,
+        cache: Option<&WeightCache>,
+    ) -> Result<(CpuModel, Option<CacheWriter>)> {
+        let (weights, writer) = match storage {
+            Storage::Mapped | Storage::Inspected => (Arc::new(source.mapped()?), None),
+            Storage::Window(bytes) => (Arc::new(source.paged(bytes)?), None),
+            Storage::Repacked => {
+                let entry = cache.and_then(|cache| cache.entry(source.file, &source.read, compact, isa));
+                let kept = entry.as_ref().and_then(|entry| entry.open(&pool));
+                match kept.and_then(|files| source.cached(files, isa).ok()) {
+                    Some(weights) => (Arc::new(weights), None),
+                    None => {
+                        let weights = Arc::new(source.repacked(compact, isa, &*pool)?);
+                        let parts = source.file.parts();
+                        let writer = entry.map(|entry| entry.start_writing(&weights, parts));
+                        (weights, writer)
+                    }
+                }
+            }
+        };
+        let plans_repacked = (storage == Storage::Inspected).then_some(compact);
+        Ok((CpuModel { weights, pool, plans_repacked }, writer))
+    }
+
+    pub(crate) fn device(&self, options: &CpuOptions) -> shohin_core::Result<Cpu<'static, ShardBytes>> {
         Cpu::with_weights(Arc::clone(&self.weights), options, Arc::clone(&self.pool))
     }
 
@@ -32,35 +60,5 @@ impl CpuModel {
             Some(compact) => self.weights.repacked_memory_plan(options, session, compact)?,
             None => self.weights.memory_plan(options, session)?,
         })
-    }
-}
-
-impl DeviceModel for CpuModel {
-    fn open(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
-        Ok(Box::new(self.device(options)?))
-    }
-
-    fn sequence_bytes(&self, options: &CpuOptions, session: &SessionOptions) -> Result<u64> {
-        Ok(self.memory_plan(options, session)?.total as u64)
-    }
-
-    fn layout(&self) -> Layout {
-        Layout::Cpu
-    }
-
-    fn sequence(&self, options: &CpuOptions, session: &SessionOptions) -> Result<Box<dyn Sequence>> {
-        let mut device = self.device(options)?;
-        let session = memory::session(&mut device, session)?;
-        Ok(Box::new(OnDevice::new(device, session, false)))
-    }
-
-    fn filled_sequence(&self, options: &CpuOptions, session: &SessionOptions) -> Result<Box<dyn Sequence>> {
-        let device = self.device(options)?;
-        let bytes = device.memory_plan(session)?.session;
-        let need = Error::Memory { need: bytes as u64, have: 0 };
-        let mut memory = memory::large_pages(bytes).map_err(|_| need)?;
-        memory.fill(0x2e);
-        let session = device.session_in(session, memory)?;
-        Ok(Box::new(OnDevice::new(device, session, false)))
     }
 }

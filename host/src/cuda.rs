@@ -1,12 +1,10 @@
 //! A model on an NVIDIA GPU, with CUDA.
 
-use crate::any_device::AnyDevice;
-use crate::device_model::DeviceModel;
 use crate::error::Result;
+use crate::source::Source;
 use shohin_core::device::ScratchOptions;
-use shohin_core::model::ModelConfig;
-use shohin_core::{CpuOptions, Gguf, SessionOptions};
-use shohin_cuda::{BATCH, Cuda, CudaModel, Driver};
+use shohin_core::{CpuOptions, SessionOptions};
+use shohin_cuda::{Cuda, CudaDevice, CudaModel, Driver};
 use std::sync::Arc;
 
 /// Weights on an NVIDIA GPU.
@@ -21,31 +19,20 @@ pub(crate) fn scratch_options(options: &CpuOptions) -> ScratchOptions {
 
 impl CudaWeights {
     /// Uploads the model to GPU `number`; `compiling` as for [`Cuda::open_with`].
-    pub(crate) fn load(
-        number: usize,
-        compiling: fn(),
-        gguf: &Gguf<'_>,
-        config: ModelConfig,
-    ) -> Result<CudaWeights> {
+    pub(crate) fn load(number: usize, compiling: fn(), source: &Source<'_>) -> Result<CudaWeights> {
         let gpu = Arc::new(Cuda::open_with(number, compiling)?);
-        Ok(CudaWeights(CudaModel::with_config(gpu, gguf, config)?))
-    }
-}
-
-impl DeviceModel for CudaWeights {
-    fn open(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
-        Ok(Box::new(self.0.device(&scratch_options(options))?))
+        Ok(CudaWeights(CudaModel::with_config(gpu, &source.gguf, source.config.clone())?))
     }
 
-    fn sequence_bytes(&self, _: &CpuOptions, session: &SessionOptions) -> Result<u64> {
-        Ok(self.0.kv_bytes(session))
+    pub(crate) fn device(&self, options: &CpuOptions) -> Result<CudaDevice<Cuda>> {
+        Ok(self.0.device(&scratch_options(options))?)
     }
 
-    fn gpu(&self) -> Option<&str> {
-        Some(self.0.driver().name())
+    pub(crate) fn sequence_bytes(&self, session: &SessionOptions) -> u64 {
+        self.0.kv_bytes(session)
     }
 
-    fn fast_batch(&self) -> Option<usize> {
-        Some(BATCH)
+    pub(crate) fn name(&self) -> &str {
+        self.0.driver().name()
     }
 }

@@ -1,19 +1,9 @@
-//! Devices that a model can run on: their names, which this machine has, and the choice among them.
+//! Devices that a model can run on: their names, and which this machine has.
 
-use crate::builder::Builder;
 use crate::error::{Error, Result};
-use crate::file::ModelFile;
-use crate::model::Model;
-use crate::new_file::NewFile;
-use crate::weight_cache::WeightCache;
-use sha2::{Digest, Sha256};
 use shohin_core::cpu::Isa;
 use std::fmt;
-use std::fs;
-use std::io::Write;
-use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
 
 /// Where a model runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -164,138 +154,14 @@ fn built(name: &DeviceName) -> bool {
     }
 }
 
-/// Tokens per second.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Speeds {
-    cpu: f64,
-    device: f64,
-}
-
-impl Builder {
-    /// Loads the model on the fastest device that there is.
-    pub(crate) fn load_on_best(&self, file: &ModelFile) -> Result<Model> {
-        let on = |name| self.clone().device(name);
-        let mut candidates: Vec<FoundDevice> = Vec::new();
-        if [DeviceName::Cuda(0), DeviceName::Metal, DeviceName::Gpu(String::new())].iter().any(built) {
-            candidates = [cuda(), metal(), gpus()].concat();
-            candidates.retain(|device| built(&device.name));
-        }
-        let (mut reasons, mut found) = (Vec::new(), false);
-        for candidate in candidates {
-            let FoundDevice { name, about, usable, software } = candidate;
-            if !usable || software {
-                reasons.push(if software { format!("{about} is software") } else { about });
-                continue;
-            }
-            found = true;
-            let key = self.measurement_key(file, &name, &about);
-            let known = self.cache().and_then(|cache| Measurements::of(cache).get(&key));
-            if known.is_some_and(|speeds| speeds.device <= speeds.cpu) {
-                reasons.push(format!("{about} is slower, as was measured"));
-                continue;
-            }
-            let device = match on(name).load_file(file) {
-                Ok(device) => device,
-                Err(error) => {
-                    reasons.push(format!("{about}: {error}"));
-                    continue;
-                }
-            };
-            if known.is_some() {
-                return Ok(device);
-            }
-            let cpu = on(DeviceName::Cpu).load_file(file)?;
-            let speeds = Speeds { cpu: speed(&cpu)?, device: speed(&device)? };
-            if let Some(cache) = self.cache() {
-                // Where it cannot be kept, it is measured again.
-                let _ = Measurements::of(cache).set(&key, speeds);
-            }
-            if speeds.device > speeds.cpu {
-                return Ok(device);
-            }
-            reasons.push(format!(
-                "{about} is slower: {:.1} tokens/s, {:.1} on the CPU",
-                speeds.device, speeds.cpu
-            ));
-        }
-        if reasons.is_empty() {
-            reasons.push(
-                "this program was built for no other device; the features gpu, cuda and metal add some"
-                    .into(),
-            );
-        }
-        let fallback = Fallback { reason: reasons.join("; "), found };
-        on(DeviceName::Cpu).load_with(file, Some(fallback))
+/// The devices other than the CPU for which this program was built; of each kind that has none, the reason.
+pub(crate) fn other_devices() -> Vec<FoundDevice> {
+    if ![DeviceName::Cuda(0), DeviceName::Metal, DeviceName::Gpu(String::new())].iter().any(built) {
+        return Vec::new();
     }
-
-    /// What a measurement depends on.
-    fn measurement_key(&self, file: &ModelFile, name: &DeviceName, about: &str) -> String {
-        let mut hash = Sha256::new();
-        hash.update(format!("{} {name} {about} {:?}\n", env!("CARGO_PKG_VERSION"), self.measured()));
-        hash.update(format!("{} {}\n", file.name(), file.file_len()));
-        for (path, meta) in file.files() {
-            let modified = meta.and_then(|meta| meta.modified()).ok();
-            hash.update(format!("{} {modified:?}\n", path.display()));
-        }
-        hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-}
-
-/// Tokens per second of a short reply, whatever it says.
-fn speed(model: &Model) -> Result<f64> {
-    const TOKENS: usize = 16;
-    const LONGEST: Duration = Duration::from_millis(500);
-    let mut sequence = model.sequence(2 * TOKENS)?;
-    // Graphs are recorded, kernels compiled and threads woken by the first.
-    for token in 0..4 {
-        sequence.feed(&[token])?;
-    }
-    let (start, mut count) = (Instant::now(), 0);
-    while count < TOKENS && start.elapsed() < LONGEST {
-        sequence.feed(&[count as u32])?;
-        count += 1;
-    }
-    Ok(count as f64 / start.elapsed().as_secs_f64())
-}
-
-/// Measured speeds, in a file beside the repacked weights: a line for each has its key and the tokens per second of the CPU
-/// and of the device.
-struct Measurements(PathBuf);
-
-/// Most lines that are kept.
-const MOST: usize = 200;
-
-impl Measurements {
-    fn of(cache: &WeightCache) -> Measurements {
-        Measurements(cache.dir().join("measured-devices"))
-    }
-
-    fn lines(&self) -> Vec<(String, Speeds)> {
-        let line = |line: &str| {
-            let mut words = line.split(' ');
-            let key = words.next()?.to_string();
-            let mut speed = || words.next()?.parse().ok().filter(|speed: &f64| speed.is_finite());
-            Some((key, Speeds { cpu: speed()?, device: speed()? }))
-        };
-        fs::read_to_string(&self.0).unwrap_or_default().lines().filter_map(line).collect()
-    }
-
-    fn get(&self, key: &str) -> Option<Speeds> {
-        self.lines().into_iter().rev().find(|(known, _)| known == key).map(|(_, speeds)| speeds)
-    }
-
-    fn set(&self, key: &str, speeds: Speeds) -> std::io::Result<()> {
-        let mut lines = self.lines();
-        lines.retain(|(known, _)| known != key);
-        lines.push((key.into(), speeds));
-        let dir = self.0.parent().unwrap_or(&self.0);
-        fs::create_dir_all(dir)?;
-        let mut file = NewFile::create(&self.0)?;
-        for (key, Speeds { cpu, device }) in &lines[lines.len().saturating_sub(MOST)..] {
-            writeln!(file, "{key} {cpu} {device}")?;
-        }
-        file.finish()
-    }
+    let mut all = [cuda(), metal(), gpus()].concat();
+    all.retain(|device| built(&device.name));
+    all
 }
 
 #[cfg(test)]
@@ -311,29 +177,6 @@ mod tests {
         for wrong in ["", "cuda:", "cuda:x", "metal:1", "tpu", "cpu:0"] {
             assert!(wrong.parse::<DeviceName>().is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn measurements_are_kept_and_the_oldest_are_forgotten() {
-        let dir = tempfile::tempdir().unwrap();
-        let kept = Measurements::of(&WeightCache::in_dir(dir.path().join("new")));
-        assert_eq!(kept.get("a"), None);
-        let speeds = |cpu| Speeds { cpu, device: 0.5 };
-        kept.set("a", speeds(1.0)).unwrap();
-        kept.set("a", speeds(2.0)).unwrap();
-        assert_eq!(kept.get("a"), Some(speeds(2.0)));
-        for i in 0..MOST {
-            kept.set(&format!("{i}"), speeds(i as f64)).unwrap();
-        }
-        assert_eq!((kept.get("a"), kept.get("0")), (None, Some(speeds(0.0))));
-        fs::write(&kept.0, "damaged\na 1\nb 1 nan\nc 3 4\n").unwrap();
-        assert_eq!(kept.lines(), [("c".into(), Speeds { cpu: 3.0, device: 4.0 })]);
-    }
-
-    #[test]
-    fn the_speed_of_a_model_is_measured() {
-        let model = Model::builder().cpu().load_built_in().unwrap();
-        assert!(speed(&model).unwrap() > 1.0);
     }
 
     #[test]

@@ -182,10 +182,9 @@ impl fmt::Display for Error {
                 write!(f, "cannot {action} {}: {}", path.display(), reason(source))
             }
             Error::NotAFile { path, problem } => write!(f, "{} {problem}", path.display()),
-            Error::Address { url } => write!(
-                f,
-                "the model is an address, but nothing is downloaded here; get the file first: curl -LO {url}"
-            ),
+            Error::Address { url } => {
+                write!(f, "expected a path, found a URL; get the file first: curl -LO {url}")
+            }
             Error::TooManyParts { name, count } => {
                 write!(f, "{name}: the model has {count} parts by its name, but {MAX_PARTS} are the most")
             }

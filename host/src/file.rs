@@ -1,17 +1,14 @@
-//! A model's file, or files: memory-mapped, so that nothing is read before it is used, or read and repacked
-//! for the CPU.
+//! A model's file, or files: memory-mapped, so that nothing is read before it is used, or copied for the CPU.
 
 use crate::error::{Error, Result};
-use crate::lora::{self, Adapter};
 use crate::map::{Mmap, map};
 use crate::memory;
 use crate::reader::FileReader;
-use crate::shard::{Cached, ShardBytes, shard_names};
-use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
+use crate::shard::{ShardBytes, shard_names};
+use shohin_core::cpu::{self, Expansion, Isa};
 use shohin_core::gguf::{MAX_PARTS, ReadOptions};
-use shohin_core::model::{ModelBytes, Split};
 use shohin_core::paging::PagedFile;
-use shohin_core::{BonsaiModel, Gguf, ModelConfig, Pool};
+use shohin_core::{Gguf, Pool};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
@@ -216,7 +213,7 @@ impl ModelFile {
 
     /// Options to read single parts, or a file without what follows its last tensor: the layout of id 42 may be
     /// determined by another part, or by the length of the file.
-    fn shard_options(&self, options: &ReadOptions) -> Result<ReadOptions> {
+    pub(crate) fn shard_options(&self, options: &ReadOptions) -> Result<ReadOptions> {
         let id42 = self.gguf(options)?.header().id42(options.id42);
         Ok(ReadOptions { id42, ..*options })
     }
@@ -238,93 +235,35 @@ impl ModelFile {
         })
     }
 
-    /// The weights in the layout of the files, which stay mapped, with this configuration and these adapters.
-    pub(crate) fn weights(
-        &self,
-        options: &ReadOptions,
-        config: ModelConfig,
-        adapters: &[Adapter],
-    ) -> Result<CpuWeights<ShardBytes>> {
-        let parts = self.shards.iter().map(Shard::mapped).collect();
-        let model = lora::adapt(self.model(parts, options, config)?, adapters)?;
-        CpuWeights::new(model).map_err(|e| self.error(0, e))
+    /// The mapped bytes of each part.
+    pub(crate) fn mapped(&self) -> Vec<ShardBytes> {
+        self.shards.iter().map(Shard::mapped).collect()
     }
 
-    /// The weights in the layout of the file, read through a window of `window` bytes.
-    pub(crate) fn paged_weights(
+    /// Writable copies of the parts, with 2-bit codes for base-3 digits unless `compact`. A file for which there is no memory
+    /// stays mapped.
+    pub(crate) fn copied(
         &self,
         options: &ReadOptions,
-        config: ModelConfig,
-        window: usize,
-    ) -> Result<CpuWeights<ShardBytes>> {
+        compact: bool,
+        isa: Isa,
+        pool: &dyn Pool,
+    ) -> Result<Vec<ShardBytes>> {
+        self.shards.iter().map(|shard| shard.copy(options, compact, isa, pool)).collect()
+    }
+
+    /// The bytes of a single file on disk, read through a window of `window` bytes.
+    pub(crate) fn paged(&self, window: usize) -> Result<ShardBytes> {
         let [Shard { bytes: Bytes::Mapped { map, file, .. }, .. }] = &*self.shards else {
             let expected = "a model in one file on disk, or none".into();
             return Err(Error::Option { name: "weights-window", found: window.to_string(), expected });
         };
         let reader = FileReader { file: Arc::clone(file), len: map.len() as u64 };
-        let bytes = ShardBytes::paged(PagedFile::new(reader, window));
-        let model = BonsaiModel::from_header(self.gguf(options)?.header(), bytes, config);
-        model.and_then(CpuWeights::new).map_err(|e| self.error(0, e))
+        Ok(ShardBytes::paged(PagedFile::new(reader, window)))
     }
 
-    /// The weights in a copy in memory, repacked into the layouts preferred by `isa`; the files are not changed.
-    /// Base-3 formats are expanded to 2-bit codes unless `compact`. A file for which there is no memory stays
-    /// mapped.
-    pub(crate) fn repacked_weights(
-        &self,
-        options: &ReadOptions,
-        config: ModelConfig,
-        compact: bool,
-        isa: Isa,
-        pool: &dyn Pool,
-        adapters: &[Adapter],
-    ) -> Result<CpuWeights<ShardBytes>> {
-        let options = self.shard_options(options)?;
-        let parts = self.shards.iter().map(|shard| shard.copy(&options, compact, isa, pool));
-        let model = self.model(parts.collect::<Result<_>>()?, &options, config)?;
-        let model = lora::adapt(model, adapters)?;
-        CpuWeights::repack(model, isa, pool).map_err(|e| self.error(0, e))
-    }
-
-    /// As [`ModelFile::repacked_weights`], which made `files` for the same `isa`.
-    pub(crate) fn cached_weights(
-        &self,
-        options: &ReadOptions,
-        config: ModelConfig,
-        files: Vec<Cached>,
-        isa: Isa,
-        adapters: &[Adapter],
-    ) -> Result<CpuWeights<ShardBytes>> {
-        let parts: Vec<ShardBytes> = files.into_iter().map(ShardBytes::cached).collect();
-        let whole = matches!(&parts[..], [one] if one.bytes().len() == self.file_len());
-        let options = if whole { *options } else { self.shard_options(options)? };
-        let model = lora::adapt(self.model(parts, &options, config)?, adapters)?;
-        CpuWeights::repacked(model, isa).map_err(|e| self.error(0, e))
-    }
-
-    /// One rank's part of the model, copied out of the files.
-    pub(crate) fn split_model(
-        &self,
-        options: &ReadOptions,
-        config: ModelConfig,
-        rank: (Split, usize),
-    ) -> Result<BonsaiModel<ShardBytes>> {
-        let parts = self.shards.iter().map(Shard::mapped).collect();
-        let model = BonsaiModel::load_split(parts, options, |_| config, rank, ShardBytes::owned);
-        model.map_err(|wrong| self.error(wrong.part, wrong.error))
-    }
-
-    fn model(
-        &self,
-        parts: Vec<ShardBytes>,
-        options: &ReadOptions,
-        config: ModelConfig,
-    ) -> Result<BonsaiModel<ShardBytes>> {
-        let model = BonsaiModel::load_parts(parts, options, |_| config);
-        model.map_err(|wrong| self.error(wrong.part, wrong.error))
-    }
-
-    fn error(&self, part: usize, source: shohin_core::Error) -> Error {
+    /// An error of one part.
+    pub(crate) fn error(&self, part: usize, source: shohin_core::Error) -> Error {
         let name = match self.shards.len() {
             1 => &self.name,
             _ => self.shards.get(part).map_or(&self.name, |shard| &shard.name),

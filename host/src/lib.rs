@@ -26,7 +26,7 @@
 //! | [`sequence`] | a sequence of tokens on any device |
 //! | [`speculate`] | speculative decoding |
 //! | `Mpi` | models split among processes, with the feature `mpi` |
-//! | [`mod@devices`] | which devices there are, and the choice among them |
+//! | [`mod@devices`] | which devices there are |
 //! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
 //! | [`shard`] | the bytes of a model's files while it runs |
 //! | [`memory`] | memory in large pages |
@@ -36,16 +36,16 @@
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and the expected value |
 
-mod any_device;
 mod beam;
 mod builder;
 pub mod chat;
+mod choice;
 #[cfg(feature = "convert")]
 pub mod convert;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod device_model;
+mod device;
 pub mod devices;
 pub mod error;
 pub mod file;
@@ -53,6 +53,7 @@ pub mod file;
 mod gpu;
 #[cfg(feature = "hub")]
 pub mod hub;
+mod load;
 mod lora;
 mod map;
 pub mod memory;
@@ -61,15 +62,18 @@ mod metal;
 mod model;
 #[doc(hidden)]
 pub mod new_file;
+mod plan;
 mod reader;
 pub mod scheduler;
 pub mod sequence;
 pub mod shard;
 mod snapshot;
+mod source;
 pub mod speculate;
 mod split;
 pub mod threads;
 pub mod weight_cache;
+mod weights;
 
 pub use builder::Builder;
 pub use chat::{Chat, Piece, Reply, Step, Timings};

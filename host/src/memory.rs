@@ -1,8 +1,10 @@
 //! Memory for weights, keys and values.
 
 use crate::map::MmapMut;
+use shohin_core::cpu::CpuCache;
+use shohin_core::device::BlockingDevice;
 use shohin_core::model::ModelBytes;
-use shohin_core::{Cpu, Result, Session, SessionOptions};
+use shohin_core::{Cpu, Device, Result, SessionOptions};
 use std::io;
 
 /// Sessions of at least this many bytes use large pages.
@@ -21,17 +23,14 @@ pub fn large_pages(bytes: usize) -> io::Result<MmapMut> {
     Ok(memory)
 }
 
-/// A session in large pages, if it is large enough.
-///
-/// # Errors
-/// Those of [`Session::new`].
-pub fn session<'m, B: ModelBytes>(
+/// The keys and values of a session in large pages, if it is large enough.
+pub(crate) fn cache<'m, B: ModelBytes>(
     device: &mut Cpu<'m, B>,
     options: &SessionOptions,
-) -> Result<Session<Cpu<'m, B>>> {
+) -> Result<CpuCache<'m>> {
     let bytes = device.memory_plan(options)?.session;
     match large_pages(bytes) {
-        Ok(memory) if bytes >= LARGE => device.session_in(options, memory),
-        _ => Session::new(device, options),
+        Ok(memory) if bytes >= LARGE => device.cache_in(options, memory),
+        _ => Cpu::<B>::wait(device.cache(options)),
     }
 }

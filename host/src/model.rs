@@ -1,7 +1,6 @@
 //! A loaded model and its operations.
 
 use crate::cpu::CpuModel;
-use crate::device_model::DeviceModel;
 use crate::devices::Fallback;
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
@@ -10,6 +9,7 @@ use crate::sequence::Sequence;
 use crate::shard::ShardBytes;
 use crate::threads::ThreadPool;
 use crate::weight_cache::CacheWriter;
+use crate::weights::Weights;
 use shohin_core::chat::{ChatMessage, ChatModel, Encoded, Template, TurnOptions};
 use shohin_core::constrain::Vocabulary;
 use shohin_core::cpu::{CpuWeights, Isa};
@@ -41,7 +41,7 @@ pub(crate) struct Inner {
     /// The whole model on the CPU.
     pub(crate) cpu: CpuModel,
     /// The model where it runs.
-    pub(crate) device: Box<dyn DeviceModel>,
+    pub(crate) device: Weights,
     /// Writes the weights to the cache.
     pub(crate) cache_writer: Option<CacheWriter>,
     pub(crate) tokenizer: Tokenizer<'static>,
@@ -209,7 +209,7 @@ impl Model {
     /// # Errors
     /// If there is no memory for it. [`Error::Option`] if its rotary frequencies would be others than those of the
     /// [context](crate::Builder::context) that the model was loaded with, as with LongRoPE.
-    pub fn sequence(&self, context: usize) -> Result<Box<dyn Sequence>> {
+    pub fn sequence(&self, context: usize) -> Result<Sequence> {
         self.open(context, LOGIT_ROWS)
     }
 
@@ -218,23 +218,23 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::sequence`].
-    pub fn filled_sequence(&self, context: usize) -> Result<Box<dyn Sequence>> {
+    pub fn filled_sequence(&self, context: usize) -> Result<Sequence> {
         self.check_context(context)?;
         let options = CpuOptions { context, logit_rows: 1, ..self.0.options };
         self.0.device.filled_sequence(&options, &self.session_options(context))
     }
 
     /// A sequence for generation, without room for the logits of several rows.
-    pub(crate) fn generating_sequence(&self) -> Result<Box<dyn Sequence>> {
+    pub(crate) fn generating_sequence(&self) -> Result<Sequence> {
         self.open(self.0.options.context, 1)
     }
 
     /// The same, for the logits of several rows at once.
-    pub(crate) fn checking_sequence(&self, rows: usize) -> Result<Box<dyn Sequence>> {
+    pub(crate) fn checking_sequence(&self, rows: usize) -> Result<Sequence> {
         self.open(self.0.options.context, rows)
     }
 
-    fn open(&self, context: usize, logit_rows: usize) -> Result<Box<dyn Sequence>> {
+    fn open(&self, context: usize, logit_rows: usize) -> Result<Sequence> {
         self.check_context(context)?;
         let options = CpuOptions { context, logit_rows, ..self.0.options };
         self.0.device.sequence(&options, &self.session_options(context))

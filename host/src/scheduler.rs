@@ -1,11 +1,15 @@
 //! Several replies at once over a model.
 
-use crate::any_device::AnyScheduler;
+use crate::device::HostDevice;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::split::lost;
+use crate::weights::Weights;
 use shohin_core::CpuOptions;
-use shohin_core::chat::{Encoded, Event, Finish, Prompt, ReplyId, SchedulerOptions, TurnOptions, Usage};
+use shohin_core::chat::{
+    Encoded, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions, TurnOptions, Usage,
+};
+use shohin_core::device::BlockingDevice;
 
 /// Several replies at once, which read the weights once for all of them. See [`shohin_core::chat::Scheduler`].
 ///
@@ -29,7 +33,7 @@ pub struct Scheduler {
     model: Model,
     /// Options of its device.
     options: CpuOptions,
-    scheduler: Box<dyn AnyScheduler>,
+    scheduler: CoreScheduler<HostDevice>,
 }
 
 /// Prompt tokens per step where larger batches are hardly faster per token: the other replies wait for each step.
@@ -59,7 +63,7 @@ impl Model {
         let options = SchedulerOptions { replies, prompt_tokens, session, cache_bytes: None, sparse };
         let batch = replies.saturating_add(prompt_tokens);
         let device = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
-        let scheduler = self.0.device.open(&device)?.scheduler(options)?;
+        let scheduler = CoreScheduler::new(self.0.device.open(&device)?, options)?;
         Ok(Scheduler { model: self.clone(), options: device, scheduler })
     }
 }
@@ -67,7 +71,7 @@ impl Model {
 impl Scheduler {
     /// The replies in progress.
     pub fn replies(&self) -> Vec<ReplyId> {
-        self.scheduler.replies()
+        self.scheduler.replies().collect()
     }
 
     /// Whether no other reply can begin before one ends.
@@ -110,7 +114,9 @@ impl Scheduler {
     /// a split model was lost: the replies in progress fail at the next step then, and later ones run on new threads.
     pub fn begin(&mut self, prompt: Prompt, options: &TurnOptions) -> Result<ReplyId> {
         let Scheduler { model, scheduler, .. } = self;
-        let begun = model.with_chat_model(|chat| scheduler.begin(chat, prompt, options));
+        let begun = model
+            .with_chat_model(|chat| HostDevice::wait(scheduler.begin(chat, prompt, options)))
+            .map_err(Error::Engine);
         // Replies in progress are lost, too: the next step says so of them, and renews the group.
         if self.replies().is_empty() { self.renewed(begun) } else { begun }
     }
@@ -126,16 +132,17 @@ impl Scheduler {
         ready: &mut dyn FnMut(ReplyId) -> bool,
         events: &mut dyn FnMut(ReplyId, Event<'_>),
     ) -> Result<bool> {
-        let stepped = self.scheduler.step(self.model.tokenizer(), ready, events);
-        self.renewed(stepped)
+        let stepped = HostDevice::wait(self.scheduler.step(self.model.tokenizer(), ready, events));
+        self.renewed(stepped.map_err(Error::Engine))
     }
 
     /// Goes on over a new group if a rank of the last one was lost.
     fn renewed<T>(&mut self, done: Result<T>) -> Result<T> {
         if matches!(done, Err(Error::Engine(error)) if error == lost())
-            && let Some(device) = self.model.0.device.reopen(&self.options)
+            && let Weights::Split(weights) = &self.model.0.device
+            && let Ok(device) = weights.device(&self.options)
         {
-            self.scheduler.renew(device);
+            self.scheduler.renew(HostDevice::Split(device));
         }
         done
     }
@@ -149,9 +156,7 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::split::{CpuRank, SplitDevice};
     use shohin_core::chat::{ChatMessage, Role};
-    use std::any::Any;
     use std::sync::Arc;
 
     #[test]
@@ -190,7 +195,7 @@ mod tests {
         // The loss is noticed by a step, by another reply that begins, and by one when no other is in progress.
         for (in_progress, begins) in [(true, false), (true, true), (false, true)] {
             let device = model.0.device.open(&scheduler.options).unwrap();
-            let split = (&*device as &dyn Any).downcast_ref::<SplitDevice<CpuRank>>().unwrap();
+            let HostDevice::Split(split) = &device else { panic!("the model is split") };
             let group = Arc::downgrade(split.group.as_ref().unwrap());
             scheduler.scheduler.renew(device);
             if in_progress {

@@ -1,150 +1,263 @@
 //! One sequence of tokens on any device.
 
-use crate::speculate::Guesses;
-use shohin_core::device::{BlockingDevice, Readout};
+use crate::device::HostDevice;
+use crate::error;
+use crate::split::lost;
+use shohin_core::device::{BlockingDevice, Device, Readout};
 use shohin_core::generate::Backend;
 use shohin_core::sample::SparseLogits;
-use shohin_core::{Error, Result, Session};
+use shohin_core::{Result, Session};
 
-/// A sequence with its own device, for generations and measurements. [`Backend::feed`] is prefill and decode.
-pub trait Sequence: Backend + Send {
-    /// Reads out only this from now on, if that is cheaper than all logits; other logits of [`Backend::feed`] are
+/// A sequence with its own device, for generations and measurements.
+///
+/// On a model that is split among threads, a sequence that loses one continues with a new group: the weights outlive a group, so
+/// the new one computes the tokens again, and then what failed. A group that is lost meanwhile is an error. Of a sequence whose keys
+/// were [shifted](Sequence::shift), only the remaining tokens are computed, as if they had been the first.
+pub struct Sequence {
+    device: HostDevice,
+    session: Session<HostDevice>,
+    readout: Readout,
+    /// Logits read back from a GPU.
+    sparse: SparseLogits,
+    recovery: Option<Recovery>,
+}
+
+pub(crate) type Opened = (HostDevice, Session<HostDevice>);
+
+/// What it takes to continue with another device.
+struct Recovery {
+    open: Box<dyn Fn() -> error::Result<Opened> + Send>,
+    /// The tokens whose keys and values the cache holds.
+    tokens: Vec<u32>,
+    count: usize,
+}
+
+impl std::fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sequence").field("session", &self.session).finish_non_exhaustive()
+    }
+}
+
+impl Sequence {
+    /// An empty sequence.
+    pub(crate) fn new((device, session): Opened) -> Sequence {
+        let (readout, sparse) = (Readout::Logits, SparseLogits::default());
+        Sequence { device, session, readout, sparse, recovery: None }
+    }
+
+    /// The same, which opens another device when a rank of this one is lost.
+    pub(crate) fn recovering(
+        open: impl Fn() -> error::Result<Opened> + Send + 'static,
+    ) -> error::Result<Sequence> {
+        let sequence = Sequence::new(open()?);
+        let tokens = Vec::with_capacity(sequence.capacity());
+        let recovery = Recovery { open: Box::new(open), tokens, count: 0 };
+        Ok(Sequence { recovery: Some(recovery), ..sequence })
+    }
+
+    /// Computes something, again on a new device if a rank was lost.
+    fn attempt<T>(
+        &mut self,
+        mut call: impl FnMut(&mut HostDevice, &mut Session<HostDevice>) -> Result<T>,
+    ) -> Result<T> {
+        match (call(&mut self.device, &mut self.session), &mut self.recovery) {
+            (Err(error), Some(recovery)) if error == lost() => {
+                let (mut device, mut session) = (recovery.open)().map_err(|_| error)?;
+                if !recovery.tokens.is_empty() {
+                    session.forward_prefill(&mut device, &recovery.tokens)?;
+                }
+                (self.device, self.session) = (device, session);
+                recovery.count += 1;
+                call(&mut self.device, &mut self.session)
+            }
+            (done, _) => done,
+        }
+    }
+
+    /// Passes on rows, each once even if they are computed again.
+    fn rows(
+        &mut self,
+        tokens: &[u32],
+        sink: &mut dyn FnMut(usize, &[f32]),
+        mut call: impl FnMut(
+            &mut HostDevice,
+            &mut Session<HostDevice>,
+            &mut dyn FnMut(usize, &[f32]),
+        ) -> Result<()>,
+    ) -> Result<()> {
+        let mut passed = 0;
+        self.attempt(|device, session| {
+            call(device, session, &mut |i, row| {
+                if i >= passed {
+                    passed = i + 1;
+                    sink(i, row);
+                }
+            })
+        })?;
+        self.appended(tokens);
+        Ok(())
+    }
+
+    fn appended(&mut self, tokens: &[u32]) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.tokens.extend_from_slice(tokens);
+        }
+    }
+
+    /// Tokens seen so far.
+    pub fn position(&self) -> usize {
+        self.session.position()
+    }
+
+    /// Maximum number of tokens.
+    pub fn capacity(&self) -> usize {
+        self.session.capacity()
+    }
+
+    /// Appends `tokens`, of a prompt or the next one; returns the logits `(vocab)` after the last of them.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`](shohin_core::Error::ContextFull), [`Error::Token`](shohin_core::Error::Token) for an unknown one;
+    /// those of the device. The sequence is unchanged then.
+    pub fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
+        if self.recovery.is_none() {
+            let Sequence { device, session, readout, sparse, .. } = self;
+            return HostDevice::wait(session.read_out(device, tokens, *readout, sparse));
+        }
+        self.attempt(|device, session| session.forward_prefill(device, tokens).map(drop))?;
+        self.appended(tokens);
+        Ok(self.device.logits())
+    }
+
+    /// Reads out only this from now on, if that is cheaper than all logits; other logits of [`Sequence::feed`] are
     /// then -inf. See [`TurnOptions::readout`](shohin_core::chat::TurnOptions::readout).
-    fn read_out(&mut self, readout: Readout);
+    pub fn read_out(&mut self, readout: Readout) {
+        self.readout = if self.device.is_remote() { readout } else { Readout::Logits };
+    }
+
+    /// Forgets everything after the first `len` tokens.
+    ///
+    /// # Errors
+    /// If it has seen fewer tokens.
+    pub fn truncate(&mut self, len: usize) -> Result<()> {
+        self.session.truncate(len)?;
+        if let Some(recovery) = &mut self.recovery {
+            recovery.tokens.truncate(len);
+        }
+        Ok(())
+    }
+
+    /// Forgets the `drop` tokens after the first `keep`, and moves the later ones forward: see [`Session::shift`].
+    ///
+    /// # Errors
+    /// If it has seen fewer tokens; those of the device.
+    pub fn shift(&mut self, keep: usize, drop: usize) -> Result<()> {
+        self.attempt(|device, session| session.shift(device, keep, drop))?;
+        if let Some(recovery) = &mut self.recovery {
+            recovery.tokens.drain(keep..keep + drop);
+        }
+        Ok(())
+    }
 
     /// Sets the number of tokens seen to `len`, whatever the cache holds at their positions: for
     /// measurements.
     ///
     /// # Errors
     /// If they do not fit.
-    fn set_len(&mut self, len: usize) -> Result<()>;
+    pub fn set_len(&mut self, len: usize) -> Result<()> {
+        self.session.set_len(len)?;
+        if let Some(recovery) = &mut self.recovery {
+            recovery.tokens.resize(len, 0);
+        }
+        Ok(())
+    }
 
     /// Appends `tokens`; writes the most likely token after each of them to `out`, all in one pass.
     ///
     /// # Errors
-    /// As [`Backend::feed`], and if `out` has another length.
-    fn verify(&mut self, tokens: &[u32], out: &mut [u32]) -> Result<()>;
+    /// As [`Sequence::feed`], and if `out` has another length.
+    pub fn verify(&mut self, tokens: &[u32], out: &mut [u32]) -> Result<()> {
+        self.attempt(|device, session| session.forward_prefill_verify(device, tokens, out))?;
+        self.appended(tokens);
+        Ok(())
+    }
 
     /// Appends `tokens`; calls `sink(i, logits)` with the logits `(vocab)` after each of them, in order.
     ///
     /// # Errors
-    /// As [`Backend::feed`].
-    fn logits(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+    /// As [`Sequence::feed`].
+    pub fn logits(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        self.rows(tokens, sink, |device, session, sink| session.forward_logits(device, tokens, sink))
+    }
 
     /// Appends `tokens`; calls `sink(i, hidden)` with the final hidden state `(hidden)` at each of them, in order.
     ///
     /// # Errors
-    /// As [`Backend::feed`].
-    fn hidden(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+    /// As [`Sequence::feed`].
+    pub fn hidden(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        self.rows(tokens, sink, |device, session, sink| session.forward_hidden(device, tokens, sink))
+    }
 
     /// Bytes that [`Sequence::export`] would append.
-    ///
-    /// # Errors
-    /// What a GPU says.
-    fn export_len(&mut self) -> Result<usize>;
+    pub fn export_len(&self) -> usize {
+        self.session.export_len(&self.device)
+    }
 
     /// Appends the keys and values of all tokens to `out`.
     ///
     /// # Errors
-    /// If there is no memory; what a GPU says.
-    fn export(&mut self, out: &mut Vec<u8>) -> Result<()>;
+    /// If there is no memory; those of the device.
+    pub fn export(&mut self, out: &mut Vec<u8>) -> Result<()> {
+        let len = out.len();
+        self.attempt(|device, session| {
+            out.truncate(len);
+            HostDevice::wait(session.export(device, out))
+        })
+    }
 
     /// Continues after `tokens`, whose keys and values are in `from`. The previous tokens are lost.
     ///
     /// # Errors
     /// If they do not fit, or `from` has another length.
-    fn import(&mut self, tokens: &[u32], from: &[u8]) -> Result<()>;
-
-    /// Guessed tokens so far, with [`Speculation`](crate::speculate::Speculation).
-    fn guesses(&self) -> Guesses {
-        Guesses::default()
+    pub fn import(&mut self, tokens: &[u32], from: &[u8]) -> Result<()> {
+        let imported = self.attempt(|device, session| session.import(device, tokens.len(), from));
+        let position = self.position();
+        if let Some(recovery) = &mut self.recovery {
+            match imported {
+                Ok(()) => recovery.tokens = tokens.to_vec(),
+                Err(_) => recovery.tokens.truncate(position),
+            }
+        }
+        imported
     }
 
     /// Times that a rank of a split model was lost, after which a new group has computed the tokens again.
-    fn recoveries(&self) -> usize {
-        0
+    pub fn recoveries(&self) -> usize {
+        self.recovery.as_ref().map_or(0, |recovery| recovery.count)
     }
 }
 
-/// A session and its device.
-pub(crate) struct OnDevice<D: BlockingDevice> {
-    device: D,
-    session: Session<D>,
-    /// Whether logits are read from another memory, so that a few are cheaper than all.
-    remote: bool,
-    readout: Readout,
-    /// Logits read back from a GPU.
-    sparse: SparseLogits,
-}
-
-impl<D: BlockingDevice> OnDevice<D> {
-    pub(crate) fn new(device: D, session: Session<D>, remote: bool) -> Self {
-        OnDevice { device, session, remote, readout: Readout::Logits, sparse: SparseLogits::default() }
-    }
-
-    /// The logits that [`Backend::feed`] has returned, of a device in the same memory.
-    pub(crate) fn last_logits(&mut self) -> &[f32] {
-        self.device.logits()
-    }
-}
-
-impl<D> Sequence for OnDevice<D>
-where
-    D: BlockingDevice<Error: Into<Error>> + Send,
-    D::Cache: Send,
-{
-    fn read_out(&mut self, readout: Readout) {
-        self.readout = if self.remote { readout } else { Readout::Logits };
-    }
-
-    fn set_len(&mut self, len: usize) -> Result<()> {
-        self.session.set_len(len)
-    }
-
-    fn verify(&mut self, tokens: &[u32], out: &mut [u32]) -> Result<()> {
-        self.session.forward_prefill_verify(&mut self.device, tokens, out).map_err(Into::into)
-    }
-
-    fn logits(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
-        self.session.forward_logits(&mut self.device, tokens, sink).map_err(Into::into)
-    }
-
-    fn hidden(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
-        self.session.forward_hidden(&mut self.device, tokens, sink).map_err(Into::into)
-    }
-
-    fn export_len(&mut self) -> Result<usize> {
-        Ok(self.session.export_len(&self.device))
-    }
-
-    fn export(&mut self, out: &mut Vec<u8>) -> Result<()> {
-        D::wait(self.session.export(&mut self.device, out)).map_err(Into::into)
-    }
-
-    fn import(&mut self, tokens: &[u32], from: &[u8]) -> Result<()> {
-        self.session.import(&mut self.device, tokens.len(), from).map_err(Into::into)
-    }
-}
-
-impl<D: BlockingDevice<Error: Into<Error>>> Backend for OnDevice<D> {
+impl Backend for Sequence {
     fn position(&self) -> usize {
-        self.session.position()
+        self.position()
     }
 
     fn capacity(&self) -> usize {
-        self.session.capacity()
+        self.capacity()
     }
 
     fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
-        let OnDevice { device, session, readout, sparse, .. } = self;
-        D::wait(session.read_out(device, tokens, *readout, sparse)).map_err(Into::into)
+        self.feed(tokens)
     }
 
     fn truncate(&mut self, len: usize) -> Result<()> {
-        self.session.truncate(len)
+        self.truncate(len)
     }
 
     fn shift(&mut self, keep: usize, drop: usize) -> Result<()> {
-        self.session.shift(&mut self.device, keep, drop).map_err(Into::into)
+        self.shift(keep, drop)
     }
 }
+
+#[cfg(test)]
+mod tests;

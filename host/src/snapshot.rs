@@ -92,7 +92,8 @@ impl Chat {
     /// If there is no memory; what a GPU says.
     pub fn snapshot(&mut self) -> Result<Vec<u8>> {
         let (model, conversation, sequence) = self.parts();
-        let len = sequence.export_len()?;
+        let sequence = sequence.settled()?;
+        let len = sequence.export_len();
         let mut bytes = snapshot::begin(&model.origin(), conversation.history(), conversation.prefix(), len)?;
         sequence.export(&mut bytes)?;
         Ok(snapshot::seal(bytes, sha256))

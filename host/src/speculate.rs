@@ -7,14 +7,10 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sequence::Sequence;
 use shohin_core::device::Readout;
-use shohin_core::generate::Backend;
 use shohin_core::tokenizer::Tokenizer;
 
 /// Most guesses that are checked at once.
 pub(crate) const MAX_GUESSES: usize = 7;
-
-/// What measurements pretend to be there: no token of a vocabulary.
-const UNKNOWN: u32 = u32::MAX;
 
 /// Where guesses come from.
 #[derive(Clone, Debug)]
@@ -57,7 +53,7 @@ impl Guesser for Lookup {
             // The latest place is the likeliest to go on alike.
             let found = (0..=start).rev().find(|&at| tokens[at..at + n] == *last);
             if let Some(at) = found {
-                out.extend(tokens[at + n..].iter().take(most).take_while(|&&token| token != UNKNOWN));
+                out.extend(tokens[at + n..].iter().take(most));
                 return Ok(());
             }
         }
@@ -67,16 +63,13 @@ impl Guesser for Lookup {
 
 /// [`Speculation::Draft`]
 struct Draft {
-    sequence: Box<dyn Sequence>,
+    sequence: Sequence,
     /// The tokens that it holds.
     held: Vec<u32>,
 }
 
 impl Guesser for Draft {
     fn guess(&mut self, tokens: &[u32], most: usize, out: &mut Vec<u32>) -> shohin_core::Result<()> {
-        if tokens.contains(&UNKNOWN) {
-            return Ok(());
-        }
         // One less than there are, so that something is fed and has logits.
         let same = self.held.iter().zip(&tokens[..tokens.len() - 1]).take_while(|(a, b)| a == b).count();
         self.sequence.truncate(same)?;
@@ -98,9 +91,14 @@ impl Guesser for Draft {
     }
 }
 
-/// A sequence that checks guesses.
+/// The sequence of a chat, which checks guesses if it makes any.
 pub(crate) struct Speculating {
-    sequence: Box<dyn Sequence>,
+    sequence: Sequence,
+    guessing: Option<Guessing>,
+}
+
+/// Guesses after a sequence.
+struct Guessing {
     guesser: Box<dyn Guesser>,
     /// The tokens it has been fed, without guesses.
     tokens: Vec<u32>,
@@ -118,8 +116,8 @@ pub(crate) struct Speculating {
     counts: Guesses,
 }
 
-impl Speculating {
-    pub(crate) fn new(model: &Model, sequence: Box<dyn Sequence>, speculation: &Speculation) -> Result<Self> {
+impl Guessing {
+    fn new(model: &Model, sequence: &Sequence, speculation: &Speculation) -> Result<Self> {
         let guesser: Box<dyn Guesser> = match speculation {
             Speculation::PromptLookup => Box::new(Lookup),
             Speculation::Draft(draft) => {
@@ -128,8 +126,7 @@ impl Speculating {
                 Box::new(Draft { sequence: draft.sequence(context)?, held: Vec::new() })
             }
         };
-        Ok(Speculating {
-            sequence,
+        Ok(Guessing {
             guesser,
             tokens: Vec::new(),
             guesses: Vec::new(),
@@ -144,9 +141,9 @@ impl Speculating {
     }
 
     /// Forgets the guesses that were not used.
-    fn settle(&mut self) -> shohin_core::Result<()> {
+    fn settle(&mut self, sequence: &mut Sequence) -> shohin_core::Result<()> {
         if self.used < self.guesses.len() {
-            self.sequence.truncate(self.tokens.len())?;
+            sequence.truncate(self.tokens.len())?;
         }
         self.guesses.clear();
         self.used = 0;
@@ -171,6 +168,51 @@ impl Speculating {
     fn row(&self, row: usize) -> &[f32] {
         &self.logits[row * self.vocabulary..][..self.vocabulary]
     }
+
+    fn feed<'s>(&'s mut self, sequence: &'s mut Sequence, tokens: &[u32]) -> shohin_core::Result<&'s [f32]> {
+        if let ([token], Some(guess)) = (tokens, self.guesses.get(self.used))
+            && token == guess
+        {
+            self.tokens.push(*token);
+            self.used += 1;
+            self.counts.right += 1;
+            return Ok(self.row(self.used));
+        }
+        self.adapt();
+        self.settle(sequence)?;
+        let [token] = tokens else {
+            let before = self.tokens.len();
+            self.tokens.extend_from_slice(tokens);
+            let all = &mut self.tokens;
+            return sequence.feed(tokens).inspect_err(|_| all.truncate(before));
+        };
+        self.tokens.push(*token);
+        let room = (sequence.capacity() - sequence.position()).saturating_sub(1);
+        if self.pause > 0 {
+            self.pause -= 1;
+        } else {
+            let most = self.most.min(room);
+            if let Err(error) = self.guesser.guess(&self.tokens, most, &mut self.guesses) {
+                self.tokens.pop();
+                self.guesses.clear();
+                return Err(error);
+            }
+        }
+        let mut pass = vec![*token];
+        pass.extend_from_slice(&self.guesses);
+        let (logits, vocabulary) = (&mut self.logits, self.vocabulary);
+        logits.resize(pass.len() * vocabulary, 0.0);
+        let outcome = sequence.logits(&pass, &mut |i, row| {
+            logits[i * vocabulary..][..vocabulary].copy_from_slice(row);
+        });
+        if let Err(error) = outcome {
+            self.tokens.pop();
+            self.guesses.clear();
+            return Err(error);
+        }
+        self.counts.checked += self.guesses.len() as u64;
+        Ok(self.row(0))
+    }
 }
 
 /// A draft must mean the same by every token.
@@ -189,134 +231,79 @@ fn check_vocabulary(model: &Tokenizer<'_>, draft: &Tokenizer<'_>) -> Result<()> 
     Err(Error::Option { name: "draft", found, expected })
 }
 
-impl Backend for Speculating {
-    fn position(&self) -> usize {
-        self.tokens.len()
+impl Speculating {
+    /// A sequence without guesses.
+    pub(crate) fn none(sequence: Sequence) -> Self {
+        Speculating { sequence, guessing: None }
     }
 
-    fn capacity(&self) -> usize {
+    pub(crate) fn new(model: &Model, sequence: Sequence, speculation: &Speculation) -> Result<Self> {
+        let guessing = Some(Guessing::new(model, &sequence, speculation)?);
+        Ok(Speculating { sequence, guessing })
+    }
+
+    /// The sequence, which holds no unused guesses.
+    pub(crate) fn settled(&mut self) -> shohin_core::Result<&mut Sequence> {
+        if let Some(guessing) = &mut self.guessing {
+            guessing.settle(&mut self.sequence)?;
+        }
+        Ok(&mut self.sequence)
+    }
+
+    pub(crate) fn position(&self) -> usize {
+        self.guessing.as_ref().map_or(self.sequence.position(), |guessing| guessing.tokens.len())
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
         self.sequence.capacity()
     }
 
-    fn feed(&mut self, tokens: &[u32]) -> shohin_core::Result<&[f32]> {
-        if let ([token], Some(guess)) = (tokens, self.guesses.get(self.used))
-            && token == guess
-        {
-            self.tokens.push(*token);
-            self.used += 1;
-            self.counts.right += 1;
-            return Ok(self.row(self.used));
+    /// Reads out only this, unless whole rows are kept.
+    pub(crate) fn read_out(&mut self, readout: Readout) {
+        if self.guessing.is_none() {
+            self.sequence.read_out(readout);
         }
-        self.adapt();
-        self.settle()?;
-        let [token] = tokens else {
-            let before = self.tokens.len();
-            self.tokens.extend_from_slice(tokens);
-            let Speculating { sequence, tokens: all, .. } = self;
-            return sequence.feed(tokens).inspect_err(|_| all.truncate(before));
-        };
-        self.tokens.push(*token);
-        let room = (self.sequence.capacity() - self.sequence.position()).saturating_sub(1);
-        if self.pause > 0 {
-            self.pause -= 1;
-        } else {
-            let most = self.most.min(room);
-            if let Err(error) = self.guesser.guess(&self.tokens, most, &mut self.guesses) {
-                self.tokens.pop();
-                self.guesses.clear();
-                return Err(error);
-            }
+    }
+
+    pub(crate) fn feed(&mut self, tokens: &[u32]) -> shohin_core::Result<&[f32]> {
+        let Speculating { sequence, guessing } = self;
+        match guessing {
+            Some(guessing) => guessing.feed(sequence, tokens),
+            None => sequence.feed(tokens),
         }
-        let mut pass = vec![*token];
-        pass.extend_from_slice(&self.guesses);
-        let (logits, vocabulary) = (&mut self.logits, self.vocabulary);
-        logits.resize(pass.len() * vocabulary, 0.0);
-        let outcome = self.sequence.logits(&pass, &mut |i, row| {
-            logits[i * vocabulary..][..vocabulary].copy_from_slice(row);
-        });
-        if let Err(error) = outcome {
-            self.tokens.pop();
-            self.guesses.clear();
-            return Err(error);
+    }
+
+    pub(crate) fn truncate(&mut self, len: usize) -> shohin_core::Result<()> {
+        self.settled()?.truncate(len)?;
+        if let Some(guessing) = &mut self.guessing {
+            guessing.tokens.truncate(len);
         }
-        self.counts.checked += self.guesses.len() as u64;
-        Ok(self.row(0))
-    }
-
-    fn truncate(&mut self, len: usize) -> shohin_core::Result<()> {
-        self.settle()?;
-        self.sequence.truncate(len)?;
-        self.tokens.truncate(len);
         Ok(())
     }
 
-    fn shift(&mut self, keep: usize, drop: usize) -> shohin_core::Result<()> {
-        self.settle()?;
-        self.sequence.shift(keep, drop)?;
-        let end = (keep + drop).min(self.tokens.len());
-        self.tokens.drain(keep.min(end)..end);
-        self.tokens.truncate(self.sequence.position());
-        Ok(())
-    }
-}
-
-impl Sequence for Speculating {
-    fn read_out(&mut self, _: Readout) {
-        // Whole rows are kept.
-    }
-
-    fn set_len(&mut self, len: usize) -> shohin_core::Result<()> {
-        self.settle()?;
-        self.sequence.set_len(len)?;
-        self.tokens.clear();
-        self.tokens.resize(len, UNKNOWN);
+    pub(crate) fn shift(&mut self, keep: usize, drop: usize) -> shohin_core::Result<()> {
+        self.settled()?.shift(keep, drop)?;
+        if let Some(Guessing { tokens, .. }) = &mut self.guessing {
+            let end = (keep + drop).min(tokens.len());
+            tokens.drain(keep.min(end)..end);
+            tokens.truncate(self.sequence.position());
+        }
         Ok(())
     }
 
-    fn verify(&mut self, tokens: &[u32], out: &mut [u32]) -> shohin_core::Result<()> {
-        self.settle()?;
-        self.sequence.verify(tokens, out)?;
-        self.tokens.extend_from_slice(tokens);
+    pub(crate) fn import(&mut self, tokens: &[u32], from: &[u8]) -> shohin_core::Result<()> {
+        self.settled()?.import(tokens, from)?;
+        if let Some(guessing) = &mut self.guessing {
+            guessing.tokens = tokens.to_vec();
+        }
         Ok(())
     }
 
-    fn logits(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> shohin_core::Result<()> {
-        self.settle()?;
-        self.sequence.logits(tokens, sink)?;
-        self.tokens.extend_from_slice(tokens);
-        Ok(())
+    pub(crate) fn guesses(&self) -> Guesses {
+        self.guessing.as_ref().map_or(Guesses::default(), |guessing| guessing.counts)
     }
 
-    fn hidden(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> shohin_core::Result<()> {
-        self.settle()?;
-        self.sequence.hidden(tokens, sink)?;
-        self.tokens.extend_from_slice(tokens);
-        Ok(())
-    }
-
-    fn export_len(&mut self) -> shohin_core::Result<usize> {
-        self.settle()?;
-        self.sequence.export_len()
-    }
-
-    fn export(&mut self, out: &mut Vec<u8>) -> shohin_core::Result<()> {
-        self.settle()?;
-        self.sequence.export(out)
-    }
-
-    fn import(&mut self, tokens: &[u32], from: &[u8]) -> shohin_core::Result<()> {
-        self.settle()?;
-        self.sequence.import(tokens, from)?;
-        self.tokens.clear();
-        self.tokens.extend_from_slice(tokens);
-        Ok(())
-    }
-
-    fn guesses(&self) -> Guesses {
-        self.counts
-    }
-
-    fn recoveries(&self) -> usize {
+    pub(crate) fn recoveries(&self) -> usize {
         self.sequence.recoveries()
     }
 }

@@ -24,7 +24,7 @@ fn file(formats: &[Format]) -> ModelFile {
     ModelFile::from_bytes("model", &model.to_vec().unwrap()).unwrap()
 }
 
-fn all_logits(sequence: &mut dyn Sequence, tokens: &[u32]) -> Vec<f32> {
+fn all_logits(sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
     let mut all = Vec::new();
     sequence.logits(tokens, &mut |_, row| all.extend_from_slice(row)).unwrap();
     all
@@ -42,14 +42,14 @@ fn logits_are_those_of_one_device() {
         let load = |builder: Builder| builder.activations(act).load_file(&file).unwrap();
         let one = load(builder());
         let mut sequence = one.sequence(200).unwrap();
-        let want = all_logits(&mut *sequence, &tokens);
+        let want = all_logits(&mut sequence, &tokens);
         let next = sequence.feed(&[5]).unwrap().to_vec();
         for way in ["tensor:2", "tensor:4", "pipeline:2", "pipeline:3", "tensor-reduce:2", "tensor-reduce:4"]
         {
             let model = load(builder().split(split(way)));
             assert_eq!(model.split(), Some(split(way)));
             let mut sequence = model.sequence(200).unwrap();
-            let got = [all_logits(&mut *sequence, &tokens), sequence.feed(&[5]).unwrap().to_vec()];
+            let got = [all_logits(&mut sequence, &tokens), sequence.feed(&[5]).unwrap().to_vec()];
             // Sums in another order; where inputs of products are rounded to integers, some become another one.
             let allowed = if act == Activations::F32 { 1e-4 } else { 0.05 };
             for (got, want) in got.iter().zip([&want, &next]) {
@@ -73,7 +73,7 @@ fn sequences_do_all_that_they_do_on_one_device() {
             sequence.verify(&tokens, &mut best).unwrap();
             let mut exported = Vec::new();
             sequence.export(&mut exported).unwrap();
-            assert_eq!(exported.len(), sequence.export_len().unwrap());
+            assert_eq!(exported.len(), sequence.export_len());
             sequence.shift(3, 40).unwrap();
             assert_eq!(sequence.position(), 50);
             let mut hidden = Vec::new();
@@ -146,7 +146,7 @@ fn splits_that_do_not_fit_are_refused_by_name() {
     // A pipeline divides them.
     let all = |builder: Builder| {
         let model = builder.load_file(&experts).unwrap();
-        all_logits(&mut *model.sequence(20).unwrap(), &tokens(9, 320))
+        all_logits(&mut model.sequence(20).unwrap(), &tokens(9, 320))
     };
     assert_eq!(all(builder().split(split("pipeline:2"))), all(builder()));
 }

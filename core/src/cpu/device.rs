@@ -239,9 +239,20 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         options: &SessionOptions,
         memory: impl AsMut<[u8]> + Send + Sync + 'm,
     ) -> Result<Session<Self>> {
+        Ok(Session::over(self, self.cache_in(options, memory)?))
+    }
+
+    /// The keys and values of a session, as in [`Cpu::session_in`].
+    ///
+    /// # Errors
+    /// As [`Cpu::session_in`].
+    pub fn cache_in(
+        &self,
+        options: &SessionOptions,
+        memory: impl AsMut<[u8]> + Send + Sync + 'm,
+    ) -> Result<CpuCache<'m>> {
         let shape = shape(self.program(), &self.options, options)?;
-        let cache = CpuCache::new_in(options, shape, &self.program().routed_layers, memory)?;
-        Ok(Session::over(cache, shape.capacity))
+        CpuCache::new_in(options, shape, &self.program().routed_layers, memory)
     }
 
     /// The weights.

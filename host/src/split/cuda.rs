@@ -1,16 +1,15 @@
 //! Ranks on several NVIDIA GPUs of this machine: a thread for each, whose exchanges NCCL carries from GPU to GPU.
 
+use super::device::SplitDevice;
+use super::group::RankDevice;
 use super::numa::Cores;
-use super::{RankDevice, lead};
-use crate::any_device::AnyDevice;
+use super::weights::lead;
 use crate::cuda::scratch_options;
-use crate::device_model::DeviceModel;
 use crate::error::Result;
-use crate::file::ModelFile;
-use shohin_core::gguf::ReadOptions;
-use shohin_core::model::{ModelConfig, Program, Split};
+use crate::source::Source;
+use shohin_core::model::{Program, Split};
 use shohin_core::{CpuOptions, SessionOptions};
-use shohin_cuda::{BATCH, Communicator, Cuda, CudaDevice, CudaModel, Driver, Nccl};
+use shohin_cuda::{Communicator, Cuda, CudaDevice, CudaModel, Driver, Nccl};
 use std::sync::{Arc, Mutex};
 
 impl RankDevice for CudaDevice<Cuda> {
@@ -39,14 +38,8 @@ pub(crate) struct CudaSplit {
 }
 
 impl CudaSplit {
-    /// Divides the weights of `file` among GPUs; `compiling` as for [`Cuda::open_with`].
-    pub(crate) fn load(
-        file: &ModelFile,
-        read: &ReadOptions,
-        config: &ModelConfig,
-        split: Split,
-        compiling: fn(),
-    ) -> Result<CudaSplit> {
+    /// Divides the weights among GPUs; `compiling` as for [`Cuda::open_with`].
+    pub(crate) fn load(source: &Source<'_>, split: Split, compiling: fn()) -> Result<CudaSplit> {
         Cuda::require(split.ranks())?;
         let nccl = Nccl::load()?;
         let gpus: Vec<usize> = (0..split.ranks()).collect();
@@ -58,42 +51,36 @@ impl CudaSplit {
         let communicators = Communicator::connect(&nccl, &gpus)?.into_iter().map(Arc::new).collect();
         let mut models = Vec::new();
         for (rank, driver) in drivers.iter().enumerate() {
-            let model = file.split_model(read, config.clone(), (split, rank))?;
+            let model = source.part((split, rank))?;
             models.push(CudaModel::from_model(Arc::clone(driver), &model)?);
         }
-        let program = Arc::new(config.program());
+        let program = Arc::new(source.config.program());
         Ok(CudaSplit { split, communicators, models, program, name, turn: Arc::default() })
     }
-}
 
-/// A lost GPU or a failed exchange ends a sequence: CUDA does not go on after most errors.
-impl DeviceModel for CudaSplit {
-    fn open(&self, options: &CpuOptions) -> Result<Box<dyn AnyDevice>> {
+    /// Devices of all ranks. A lost GPU or a failed exchange ends them: CUDA does not continue after most errors.
+    pub(crate) fn device(&self, options: &CpuOptions) -> Result<SplitDevice<CudaDevice<Cuda>>> {
         let options = scratch_options(options);
         let cores = self.models.iter().map(|_| Cores::default());
-        let device = lead(self.split, &self.program, Some(&self.turn), cores, |rank, group| {
+        lead(self.split, &self.program, Some(&self.turn), cores, |rank, group| {
             let communicator = Arc::clone(&self.communicators[rank]);
             let mut device = self.models[rank].device(&options)?;
             device.backend_mut().join_group(communicator, group)?;
             Ok(device)
-        });
-        Ok(Box::new(device?))
+        })
     }
 
-    /// On all GPUs.
-    fn sequence_bytes(&self, _: &CpuOptions, session: &SessionOptions) -> Result<u64> {
-        Ok(self.models.iter().map(|model| model.kv_bytes(session)).sum())
+    /// Bytes of a sequence on all GPUs.
+    pub(crate) fn sequence_bytes(&self, session: &SessionOptions) -> u64 {
+        self.models.iter().map(|model| model.kv_bytes(session)).sum()
     }
 
-    fn gpu(&self) -> Option<&str> {
-        Some(&self.name)
+    /// The names of the GPUs.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
-    fn split(&self) -> Option<Split> {
-        Some(self.split)
-    }
-
-    fn fast_batch(&self) -> Option<usize> {
-        Some(BATCH)
+    pub(crate) fn split(&self) -> Split {
+        self.split
     }
 }

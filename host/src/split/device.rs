@@ -1,10 +1,10 @@
 //! A device whose work is divided among ranks. Rank 0 tells the others what to do; all of them then exchange numbers within
 //! the forward pass.
 
+use super::group::{Group, RankDevice, fit};
 use super::numa::Cores;
 use super::order::{self, Order};
 use super::thread_group::ThreadGroup;
-use super::{Group, RankDevice, fit};
 use shohin_core::collective::Collective;
 use shohin_core::device::{Batch, BlockingDevice, Device, SessionOptions, Sink, Wants, check_run, ready};
 use shohin_core::model::{ModelConfig, Program, Split};

@@ -13,11 +13,11 @@
 //! An answer is a text, too: empty, or the problem.
 
 use super::device::Follower;
+use super::group::{Group, Turn, fit, lost};
 use super::numa::Cores;
-use super::{CpuRank, Group, RankWeights, Turn, fit, lost};
-use crate::builder::Builder;
+use super::rank::{CpuRank, RankWeights};
 use crate::error::{Error, Result};
-use crate::file::ModelFile;
+use crate::source::Source;
 use mpi::Threading;
 use mpi::datatype::Equivalence;
 use mpi::environment::Universe;
@@ -48,7 +48,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 const OVERHEAD: usize = 1024;
 
 /// This process as one of the ranks that an MPI launcher, such as mpirun, has started. Every rank makes one before it loads
-/// the model that is split among them: rank 0 by [`Builder::mpi`], the others by [`Mpi::follow`]. MPI ends when it is dropped.
+/// the model that is split among them: rank 0 by [`Builder::mpi`](crate::Builder::mpi), the others by [`Mpi::follow`]. MPI ends when it is dropped.
 ///
 /// ```no_run
 /// use shohin::{Model, ModelFile, Mpi};
@@ -118,48 +118,6 @@ impl Mpi {
     pub(crate) fn world(&self) -> &Arc<World> {
         &self.world
     }
-
-    /// On the ranks after the first, loads a part of the model with the options of `builder`, which are those of rank 0, and
-    /// does what rank 0 says until it ends.
-    ///
-    /// # Errors
-    /// Whatever keeps any rank from loading the model, such as another model or other options than those of rank 0. An error
-    /// while the model runs ends all ranks when this is dropped.
-    pub fn follow<E: Display>(
-        &self,
-        builder: &Builder,
-        open: impl FnOnce() -> Result<ModelFile, E>,
-    ) -> Result<()> {
-        let world = &self.world;
-        if world.rank == 0 {
-            return Err(Error::Mpi { problem: "rank 0 follows no other".into() });
-        }
-        let failed = |problem: &dyn Display| {
-            world.failed.store(true, Relaxed);
-            Error::Mpi { problem: world.named(problem) }
-        };
-        let (mut open, mut loaded, mut devices) = (Some(open), None, HashMap::new());
-        loop {
-            let order = world.next_text(0, ORDER);
-            let (name, rest) = order.split_once(' ').unwrap_or((&order, ""));
-            match (name, &loaded, devices.get_mut(name)) {
-                ("end", ..) => return Ok(()),
-                ("stop", ..) => return Err(Error::Mpi { problem: rest.into() }),
-                ("load", ..) => {
-                    let file = open.take().map(|open| open().map_err(|error| error.to_string()));
-                    let file = file.unwrap_or_else(|| Err("it has loaded a model before".into()));
-                    loaded =
-                        world.answer(file.and_then(|file| Loaded::new(builder, &file, rest, world.rank)));
-                }
-                ("open", Some(loaded), _) => devices.extend(world.answer(loaded.open(rest, world))),
-                ("close", ..) => drop(devices.remove(rest)),
-                (_, _, Some(device)) => device.obey(&**world, rest).map_err(|error| failed(&error))?,
-                (_, _, None) => {
-                    return Err(failed(&format_args!("rank 0 orders {name:?}, which is not known")));
-                }
-            }
-        }
-    }
 }
 
 impl Drop for Mpi {
@@ -179,7 +137,7 @@ impl Drop for Mpi {
 }
 
 /// The part of a model that a rank after the first has loaded.
-struct Loaded {
+pub(crate) struct Loaded {
     split: Split,
     weights: RankWeights,
     config: ModelConfig,
@@ -187,25 +145,14 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn new(builder: &Builder, file: &ModelFile, theirs: &str, rank: usize) -> Result<Loaded, String> {
-        let mine = builder.description(file);
-        let differs = mine.lines().zip(theirs.lines()).find(|(mine, theirs)| mine != theirs);
-        if let Some((mine, theirs)) = differs {
-            return Err(format!("{mine}, expected {theirs} as on rank 0"));
-        }
-        let (split, config, options, threads) =
-            builder.rank_options(file).map_err(|error| error.to_string())?;
-        let weights = RankWeights::load(
-            file,
-            builder.read(),
-            &config,
-            (split, rank),
-            &options,
-            threads,
-            Cores::default(),
-        );
-        let weights = weights.map_err(|error| error.to_string())?;
-        Ok(Loaded { split, weights, config, options })
+    pub(crate) fn new(
+        source: &Source<'_>,
+        rank: (Split, usize),
+        options: CpuOptions,
+        threads: usize,
+    ) -> Result<Loaded> {
+        let weights = RankWeights::load(source, rank, &options, threads, Cores::default())?;
+        Ok(Loaded { split: rank.0, weights, config: source.config.clone(), options })
     }
 
     /// A device, and the word by which orders name it.
@@ -247,6 +194,36 @@ impl std::fmt::Debug for World {
 }
 
 impl World {
+    /// On the ranks after the first, does what rank 0 says until it ends; `load` loads a part of the model that rank 0 describes.
+    pub(crate) fn follow(self: &Arc<Self>, load: impl FnOnce(&str) -> Result<Loaded, String>) -> Result<()> {
+        if self.rank == 0 {
+            return Err(Error::Mpi { problem: "rank 0 follows no other".into() });
+        }
+        let failed = |problem: &dyn Display| {
+            self.failed.store(true, Relaxed);
+            Error::Mpi { problem: self.named(problem) }
+        };
+        let (mut load, mut loaded, mut devices) = (Some(load), None, HashMap::new());
+        loop {
+            let order = self.next_text(0, ORDER);
+            let (name, rest) = order.split_once(' ').unwrap_or((&order, ""));
+            match (name, &loaded, devices.get_mut(name)) {
+                ("end", ..) => return Ok(()),
+                ("stop", ..) => return Err(Error::Mpi { problem: rest.into() }),
+                ("load", ..) => {
+                    let found = load.take().map(|load| load(rest));
+                    loaded = self.answer(found.unwrap_or_else(|| Err("it has loaded a model before".into())));
+                }
+                ("open", Some(loaded), _) => devices.extend(self.answer(loaded.open(rest, self))),
+                ("close", ..) => drop(devices.remove(rest)),
+                (_, _, Some(device)) => device.obey(&**self, rest).map_err(|error| failed(&error))?,
+                (_, _, None) => {
+                    return Err(failed(&format_args!("rank 0 orders {name:?}, which is not known")));
+                }
+            }
+        }
+    }
+
     /// On rank 0, loads the model, or stops the others.
     pub(crate) fn lead<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<T> {
         let problem = |problem: &str| Err(Error::Mpi { problem: self.named(&problem) });

@@ -102,10 +102,11 @@ fn divide(nodes: &[CpuSet], ranks: usize, threads: usize) -> Vec<Cores> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CpuOptions, SplitWeights};
     use super::*;
+    use crate::source::Source;
+    use crate::split::SplitWeights;
     use crate::{Model, ModelFile};
-    use shohin_core::{Pool, Session};
+    use shohin_core::{CpuOptions, Pool, Session};
     use std::sync::Mutex;
     use std::thread;
     use std::time::Duration;
@@ -209,9 +210,8 @@ mod tests {
         let options = CpuOptions { context: 64, ..CpuOptions::default() };
         let (file, split) = (ModelFile::built_in(), "tensor:2".parse().unwrap());
         let ranks = divide(&nodes, 2, 1);
-        let weights =
-            SplitWeights::load_on(ranks, &file, &Default::default(), model.config(), split, &options, 4)
-                .unwrap();
+        let source = Source::read(&file, Default::default(), |_| Ok(model.config().clone()), &[]).unwrap();
+        let weights = SplitWeights::load_on(ranks, &source, split, &options, 4).unwrap();
         for (rank, node) in weights.ranks.iter().zip(&nodes) {
             let (seen, caller) = (Mutex::new(None), thread::current().id());
             while seen.lock().unwrap().is_none() {

@@ -1,10 +1,22 @@
 //! Ranks whose followers are at work for longer than rank 0, as GPUs may be.
 
-use super::*;
-use shohin_core::device::{Batch, Device, Readout, Run, Sink, Wants};
-use shohin_core::{Format, Result};
+use super::device::SplitDevice;
+use super::group::{RankDevice, lost};
+use super::numa::Cores;
+use super::rank::CpuRank;
+use super::thread_group::ThreadGroup;
+use super::weights::{SplitWeights, lead};
+use crate::file::ModelFile;
+use crate::source::Source;
+use shohin_core::collective::Collective;
+use shohin_core::device::{Batch, BlockingDevice, Device, Readout, Run, Sink, Wants};
+use shohin_core::gguf::ReadOptions;
+use shohin_core::model::{ModelConfig, Program, Split};
+use shohin_core::{CpuOptions, Format, Result, SessionOptions};
 use shohin_tests::model::{Model, Shape, Stored};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread;
 use std::time::Duration;
 
 struct Late {
@@ -97,10 +109,10 @@ fn a_sequence_that_is_dropped_ends_no_work() {
     let shape = Shape { heads: 4, kv_heads: 4, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
     let file = ModelFile::from_bytes("model", &file).unwrap();
-    let (options, read, session) = (CpuOptions::default(), ReadOptions::default(), SessionOptions::default());
-    let config = ModelConfig::from_gguf(&file.gguf(&read).unwrap()).unwrap();
+    let (options, session) = (CpuOptions::default(), SessionOptions::default());
+    let source = Source::read(&file, ReadOptions::default(), Ok, &[]).unwrap();
     let split = Split::Tensor(4);
-    let weights = SplitWeights::load(&file, &read, &config, split, &options, 1).unwrap();
+    let weights = SplitWeights::load(&source, split, &options, 1).unwrap();
     let (turn, broken) = (Arc::default(), Arc::<AtomicBool>::default());
     let tokens = |count: u32| {
         let cores = weights.ranks.iter().map(|_| Cores::default());
@@ -108,7 +120,7 @@ fn a_sequence_that_is_dropped_ends_no_work() {
             let cpu = weights.ranks[rank].device(&options)?.in_group(group.clone());
             Ok(Late { cpu, group: Some(group), broken: Arc::clone(&broken) })
         };
-        let mut device = lead(split, &config.program(), Some(&turn), cores, rank).unwrap();
+        let mut device = lead(split, &source.config.program(), Some(&turn), cores, rank).unwrap();
         let mut cache = SplitDevice::<Late>::wait(device.cache(&session)).unwrap();
         for token in 0..count {
             let run = Run { tokens: &[token], position: token as usize, wants: Wants::Last(Readout::Logits) };

@@ -1,6 +1,6 @@
 //! Ranks that are threads of one process.
 
-use super::{Group, Turn, fit, lost};
+use super::group::{Group, Turn, fit, lost};
 use shohin_core::Result;
 use shohin_core::collective::Collective;
 use std::hint::spin_loop;
