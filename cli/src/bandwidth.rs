@@ -13,7 +13,7 @@ const LINE: usize = 64;
 /// Larger than any cache; larger models are measured with this size.
 const MAX_BYTES: usize = 256 << 20;
 
-/// Fewest bytes read by one measurement.
+/// Minimum bytes read by one measurement.
 const MIN_READ: usize = 512 << 20;
 
 /// Bytes per second that the pool's workers read from a working set of `bytes`: small models stay in a cache.

@@ -1,8 +1,8 @@
 //! Beam search of `shohin run`.
 
 use crate::error::{CliError, Result};
-use crate::run::{reason_text, round};
-use crate::terminal::{self, CtrlC, write_model_text};
+use crate::reply::reason_text;
+use crate::terminal::{self, CtrlC, round, write_model_text};
 use clap::Args;
 use serde_json::{Value, json};
 use shohin::Model;

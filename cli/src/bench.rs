@@ -6,11 +6,10 @@ use crate::error::{CliError, Result};
 use crate::model::{ModelArgs, activations, finish_caching, settings, weights};
 use crate::peak_compute::peak_int8;
 use crate::progress::progress;
-use crate::run::round;
-use crate::terminal::{self, short};
+use crate::terminal::{self, round, short};
 use clap::Args;
 use cpu_time::ProcessTime;
-use serde_json::json;
+use serde_json::{Value, json};
 use shohin::core::device::Readout;
 use shohin::core::model::program::TensorSpec;
 use shohin::{Activations, Model};
@@ -52,6 +51,8 @@ pub(crate) struct BenchArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 struct Row {
@@ -101,13 +102,13 @@ fn median(s: &[f64]) -> f64 {
     (s[(s.len() - 1) / 2] + s[s.len() / 2]) / 2.0
 }
 
-pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
+pub(crate) fn bench(args: &BenchArgs) -> Result {
+    let model = &args.model;
     let depth = args.depth.max(1);
     let prefill = args.prefill.iter().map(|&n| ("prefill", n, n));
     let decode = args.decode.iter().map(|&n| ("decode", n, n.saturating_add(depth)));
     let verify = args.verify.iter().map(|&n| ("verify", n, n.saturating_add(depth)));
-    let tests: Vec<(&str, usize, usize)> =
-        prefill.chain(decode).chain(verify).filter(|test| test.1 > 0).collect();
+    let tests: Vec<_> = prefill.chain(decode).chain(verify).filter(|test| test.1 > 0).collect();
     let context = tests.iter().map(|test| test.2).max().unwrap_or(1);
     let model = model.load_for(context)?;
     finish_caching(&model);
@@ -117,6 +118,38 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
             "a test needs {context} tokens, but this model holds at most {longest}"
         )));
     }
+    let rows = measure(args, &model, &tests, context)?;
+    let peak_memory = peak_memory();
+    let per_token = model.weights().bytes_per_token();
+    let (per_prompt_token, all_int8) = macs_per_prompt_token(&model);
+    // The limits of a GPU are unknown.
+    let (bound, peak) = match model.gpu() {
+        Some(_) => (None, None),
+        None => {
+            // After the peak memory was read, since this allocates.
+            let bound = bandwidth(per_token, model.pool())?;
+            (Some(bound), if all_int8 { peak_int8(model.isa(), model.pool()) } else { None })
+        }
+    };
+    let session_bytes = model.sequence_bytes(context)?;
+    let report =
+        Report { rows, depth, context, session_bytes, peak_memory, per_token, per_prompt_token, bound, peak };
+    let mut out = io::stdout().lock();
+    if args.json {
+        writeln!(out, "{:#}", report.json(&model))?;
+        return Ok(());
+    }
+    report.print(&mut out, &model)
+}
+
+/// Runs the tests.
+fn measure(
+    args: &BenchArgs,
+    model: &Model,
+    tests: &[(&'static str, usize, usize)],
+    context: usize,
+) -> Result<Vec<Row>> {
+    let depth = args.depth.max(1);
     // A full cache, so that a long context need not be computed to be measured.
     let mut sequence = model.filled_sequence(context)?;
     // Read back from a GPU only what a reply needs.
@@ -135,7 +168,7 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
     // Positions that a token after `len` others attends to.
     let attended = |len: usize| (0..len).filter(|&key| model.attention().sees(len, key)).count();
     let mut rows = Vec::new();
-    for &(what, n, _) in &tests {
+    for &(what, n, _) in tests {
         let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
         for _ in 0..args.repeat {
             sequence.set_len(if what == "prefill" { 0 } else { depth })?;
@@ -161,113 +194,122 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
         rows.push(Row { what, tokens: n, seconds, cpu, bytes });
     }
     bar.finish_and_clear();
+    Ok(rows)
+}
 
-    let peak_memory = peak_memory();
-    let (per_prompt_token, all_int8) = macs_per_prompt_token(&model);
-    let session_bytes = model.sequence_bytes(context)?;
-    // The limits of a GPU are unknown.
-    let (bound, peak) = match model.gpu() {
-        Some(_) => (None, None),
-        None => {
-            // After the peak memory was read, since this allocates.
-            let bound = bandwidth(per_token, model.pool())?;
-            (Some(bound), if all_int8 { peak_int8(model.isa(), model.pool()) } else { None })
+/// What was measured.
+struct Report {
+    rows: Vec<Row>,
+    depth: usize,
+    context: usize,
+    session_bytes: u64,
+    peak_memory: Option<u64>,
+    /// Bytes of weights.
+    per_token: usize,
+    /// Multiply-accumulates.
+    per_prompt_token: f64,
+    /// Bytes per second of the memory.
+    bound: Option<f64>,
+    /// Multiply-accumulates per second of the cores.
+    peak: Option<f64>,
+}
+
+impl Report {
+    /// The part of what the machine can do.
+    fn share(&self, row: &Row) -> Option<f64> {
+        match row.is_decode() {
+            true => self.bound.map(|bound| row.bytes_per_second() / bound),
+            false if row.what == "verify" => None,
+            false => self.peak.map(|peak| row.median() * self.per_prompt_token / peak),
         }
-    };
-    let share = |row: &Row| match row.is_decode() {
-        true => bound.map(|bound| row.bytes_per_second() / bound),
-        false if row.what == "verify" => None,
-        false => peak.map(|peak| row.median() * per_prompt_token / peak),
-    };
-    let mut out = io::stdout().lock();
-    if args.json {
-        let results: Vec<_> = rows
-            .iter()
-            .map(|row| {
-                let mut result = json!({
-                    "test": row.what,
-                    "tokens": row.tokens,
-                    "tokens_per_second": round(row.median()),
-                    "best_tokens_per_second": round(row.best()),
-                    "seconds": row.seconds,
-                    "cpu_seconds": row.cpu,
-                });
-                if row.is_decode() {
-                    result["depth"] = depth.into();
-                    result["gigabytes_per_second"] = round(row.bytes_per_second() / 1e9).into();
-                    if let Some(share) = share(row) {
-                        result["share_of_memory_bound"] = round(share).into();
-                    }
-                } else if let Some(share) = share(row) {
-                    result["share_of_product_bound"] = round(share).into();
-                }
-                result
-            })
-            .collect();
-        let object = json!({
+    }
+
+    fn json(&self, model: &Model) -> Value {
+        let results = self.rows.iter().map(|row| {
+            let mut result = json!({
+                "test": row.what,
+                "tokens": row.tokens,
+                "tokens_per_second": round(row.median()),
+                "best_tokens_per_second": round(row.best()),
+                "seconds": row.seconds,
+                "cpu_seconds": row.cpu,
+            });
+            if row.is_decode() {
+                result["depth"] = self.depth.into();
+                result["gigabytes_per_second"] = round(row.bytes_per_second() / 1e9).into();
+            }
+            if let Some(share) = self.share(row) {
+                let name = if row.is_decode() { "share_of_memory_bound" } else { "share_of_product_bound" };
+                result[name] = round(share).into();
+            }
+            result
+        });
+        json!({
             "model": model.name(),
-            "format": weights(&model),
+            "format": weights(model),
             "parameters": model.config().num_parameters(),
             "file_bytes": model.file().file_len(),
-            "bytes_per_token": per_token,
-            "memory_gigabytes_per_second": bound.map(|bound| round(bound / 1e9)),
-            "products_per_prompt_token": per_prompt_token,
-            "gigaproducts_per_second": peak.map(|peak| round(peak / 1e9)),
+            "bytes_per_token": self.per_token,
+            "memory_gigabytes_per_second": self.bound.map(|bound| round(bound / 1e9)),
+            "products_per_prompt_token": self.per_prompt_token,
+            "gigaproducts_per_second": self.peak.map(|peak| round(peak / 1e9)),
             "gpu": model.gpu(),
-            "session_bytes": session_bytes,
-            "peak_memory_bytes": peak_memory,
+            "session_bytes": self.session_bytes,
+            "peak_memory_bytes": self.peak_memory,
             "threads": model.threads(),
             "isa": model.isa().name(),
-            "activations": activations(&model),
+            "activations": activations(model),
             "cache": model.kv().name(),
-            "results": results,
-        });
-        writeln!(out, "{object:#}")?;
-        return Ok(());
+            "results": results.collect::<Vec<_>>(),
+        })
     }
-    let parameters = terminal::count(model.config().num_parameters());
-    writeln!(out, "{}: {}, {parameters} parameters", model.name(), weights(&model))?;
-    writeln!(out, "{}", settings(&model))?;
-    writeln!(out)?;
-    let head = ["test", "tokens", "tok/s", "best", "ms/token", "CPU ms", "GB/s", "of bound"];
-    let mut lines = vec![head.map(String::from).to_vec()];
-    for row in &rows {
-        let (median, best) = (row.median(), row.best());
-        lines.push(vec![
-            row.what.into(),
-            row.tokens.to_string(),
-            short(median),
-            short(best),
-            format!("{:.3}", 1e3 / median),
-            format!("{:.3}", row.cpu_ms()),
-            if row.is_decode() { short(row.bytes_per_second() / 1e9) } else { String::new() },
-            share(row).map_or(String::new(), |share| format!("{:.0} %", 100.0 * share)),
+
+    fn print(&self, out: &mut impl Write, model: &Model) -> Result {
+        let parameters = terminal::count(model.config().num_parameters());
+        writeln!(out, "{}: {}, {parameters} parameters", model.name(), weights(model))?;
+        writeln!(out, "{}", settings(model))?;
+        writeln!(out)?;
+        let head = ["test", "tokens", "tok/s", "best", "ms/token", "CPU ms", "GB/s", "of bound"];
+        let mut lines = vec![head.map(String::from).to_vec()];
+        for row in &self.rows {
+            let (median, best) = (row.median(), row.best());
+            lines.push(vec![
+                row.what.into(),
+                row.tokens.to_string(),
+                short(median),
+                short(best),
+                format!("{:.3}", 1e3 / median),
+                format!("{:.3}", row.cpu_ms()),
+                if row.is_decode() { short(row.bytes_per_second() / 1e9) } else { String::new() },
+                self.share(row).map_or(String::new(), |share| format!("{:.0} %", 100.0 * share)),
+            ]);
+        }
+        terminal::table(out, &lines, &[false, true, true, true, true, true, true, true])?;
+        writeln!(out)?;
+        if model.gpu().is_none() && self.rows.iter().any(Row::has_waited) {
+            writeln!(
+                out,
+                "Other programs took the processors for some of the time: compare CPU ms, not tok/s.\n"
+            )?;
+        }
+        let mut memory = Vec::new();
+        memory.extend(self.bound.map(|bound| {
+            vec!["memory bandwidth, same threads".into(), format!("{} GB/s", short(bound / 1e9))]
+        }));
+        memory.extend(self.peak.map(|peak| {
+            vec!["peak int8 throughput, same threads".into(), format!("{} GMAC/s", short(peak / 1e9))]
+        }));
+        memory.extend([
+            vec!["weights read per token".into(), terminal::bytes(self.per_token as u64)],
+            vec!["model file".into(), terminal::bytes(model.file().file_len() as u64)],
+            vec![format!("session, context {}", self.context), terminal::bytes(self.session_bytes)],
         ]);
+        if let Some(peak) = self.peak_memory {
+            memory.push(vec!["peak memory of the process".into(), terminal::bytes(peak)]);
+        }
+        terminal::table(out, &memory, &[false, true])?;
+        Ok(())
     }
-    terminal::table(&mut out, &lines, &[false, true, true, true, true, true, true, true])?;
-    writeln!(out)?;
-    if model.gpu().is_none() && rows.iter().any(Row::has_waited) {
-        writeln!(
-            out,
-            "Other programs took the processors for some of the time: compare CPU ms, not tok/s.\n"
-        )?;
-    }
-    let bound =
-        bound.map(|b| vec!["memory bandwidth, same threads".into(), format!("{} GB/s", short(b / 1e9))]);
-    let mut memory = Vec::from_iter(bound);
-    memory.extend(peak.map(|peak| {
-        vec!["peak int8 throughput, same threads".into(), format!("{} GMAC/s", short(peak / 1e9))]
-    }));
-    memory.extend([
-        vec!["weights read per token".into(), terminal::bytes(per_token as u64)],
-        vec!["model file".into(), terminal::bytes(model.file().file_len() as u64)],
-        vec![format!("session, context {context}"), terminal::bytes(session_bytes)],
-    ]);
-    if let Some(peak) = peak_memory {
-        memory.push(vec!["peak memory of the process".into(), terminal::bytes(peak)]);
-    }
-    terminal::table(&mut out, &memory, &[false, true])?;
-    Ok(())
 }
 
 /// Multiply-accumulates per prompt token in the matrices of the layers, and whether all are int8. The head is

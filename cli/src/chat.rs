@@ -3,9 +3,9 @@
 use crate::args::whole;
 use crate::editor::{Editor, Typed};
 use crate::error::{CliError, Result, file_error};
+use crate::input::{MAX_TEXT, read_line};
 use crate::model::{ModelArgs, finish_caching, settings, template_warning, weights};
-use crate::reply::{follow, line, recovered};
-use crate::run::reason_text;
+use crate::reply::{follow, line, reason_text, recovered};
 use crate::sampling::SamplingArgs;
 use crate::session;
 use crate::terminal::{self, Colours, remark, write_model_text};
@@ -40,8 +40,8 @@ pub(crate) struct ChatArgs {
     /// System message
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
-    /// Go on with the conversation in this file, if there is one, and keep it there at the end, or with MPI after each
-    /// reply. Nothing is computed again; the file holds the keys and values of all tokens, and is for this model and these settings
+    /// Resume from FILE if it exists; save on exit, or with MPI after each reply. Nothing is computed again; the file holds
+    /// the keys and values of all tokens, and is for this model and these settings
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     /// Let a reasoning model think before it answers, with --think=N for at most N tokens
@@ -60,6 +60,8 @@ pub(crate) struct ChatArgs {
     speculation: SpeculationArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 const HELP: &str = "\
@@ -74,7 +76,8 @@ const HELP: &str = "\
   /quit            leave, as Ctrl-D does
 A line that ends in \\ continues on the next one; // begins a message with a slash. Ctrl-C stops a reply.";
 
-pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
+pub(crate) fn chat(args: &ChatArgs) -> Result {
+    let model_args = &args.model;
     let choice = &args.programs.tool_choice;
     let tools = Tools { descriptions: args.programs.tools.as_deref(), choice };
     let options = turn::options(&args.sampling, &args.format, tools, args.think, args.max_tokens)?;
@@ -107,7 +110,7 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
         None => 0,
     };
     if kept > 0 {
-        terminal.note(&format!("(goes on after {kept} messages)"))?;
+        terminal.note(&format!("(resumed after {kept} messages)"))?;
         let first = terminal.chat.messages().first();
         let system = first.filter(|first| first.role == Role::System).map(|first| first.text());
         match (&args.system, &system) {
@@ -224,8 +227,8 @@ impl Terminal {
     fn piped(&mut self) -> Result {
         let mut text = String::new();
         let mut input = io::stdin().lock();
-        while let Some(line) = terminal::read_line(&mut input)? {
-            if text.len() + line.len() > terminal::MOST_TEXT {
+        while let Some(line) = read_line(&mut input)? {
+            if text.len() + line.len() > MAX_TEXT {
                 return Err(CliError::new("a message that continues over lines is too long"));
             }
             text.push_str(&line);
@@ -423,7 +426,7 @@ impl Terminal {
         if let Some(line) = recovered(&self.chat, recoveries) {
             self.note(line)?;
         }
-        // A lost process ends all: the next command goes on after this reply.
+        // A lost process ends all: the next command resumes after this reply.
         if let Some(path) = self.session.as_deref().filter(|_| self.chat.model().is_distributed()) {
             session::save(&mut self.chat, path)?;
         }

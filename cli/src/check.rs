@@ -1,7 +1,7 @@
 //! `shohin check`: whether this engine runs a model as it should.
 
 use crate::error::{CliError, Result};
-use crate::model::ModelArgs;
+use crate::model::{AdapterArgs, DeviceArgs, EngineArgs, FileArgs, ModelArgs};
 use crate::progress::progress;
 use crate::terminal::{self, Colours, remark};
 use clap::Args;
@@ -19,14 +19,29 @@ use std::path::{Path, PathBuf};
 /// Compares a download from the Hub with its SHA-256, the greedy continuation of a published Bonsai model with the
 /// published one, and all instruction sets of this processor, to the bit, with the scalar reference. With --gpu or
 /// --device also the GPU, within 2 % of the range of the logits. Takes a minute with a 1.7B model.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
   shohin check -m bonsai-1.7b
   shohin check -m ternary-bonsai-1.7b --gpu
 
 Exit codes: 0 everything is right, 1 something is not.")]
-pub(crate) struct CheckArgs {}
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    file: FileArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
+
+impl CheckArgs {
+    /// The model without adapters: its published results are those of models without.
+    fn model(&self) -> ModelArgs {
+        let CheckArgs { file, engine, device } = self.clone();
+        ModelArgs { file, engine, device, adapters: AdapterArgs::default() }
+    }
+}
 
 /// Continuations of the published files.
 const PUBLISHED: &str = include_str!("published_ids.json");
@@ -42,14 +57,15 @@ const TOLERANCE: f32 = 0.02;
 /// The result of a check; `None` if it does not apply.
 type Outcome = (String, Option<bool>, String);
 
-pub(crate) fn check(_: &CheckArgs, model_args: &ModelArgs) -> Result {
-    let path = model_args.located()?;
+pub(crate) fn check(args: &CheckArgs) -> Result {
+    let model_args = &args.model();
+    let path = args.file.located()?;
     let mut outcomes = Vec::new();
     if let Some(path) = &path {
         outcomes.push(checksum(path)?);
     }
-    let file = model_args.open_located(path.as_deref())?;
-    let header = file.gguf(&model_args.read_options())?;
+    let file = args.file.open_located(path.as_deref())?;
+    let header = file.gguf(&args.file.read_options())?;
     outcomes.push((
         "file".into(),
         Some(true),
@@ -183,7 +199,7 @@ fn gpu(
     reference: &[f32],
     builder: &dyn Fn() -> Builder,
 ) -> Result<Option<Outcome>> {
-    if !model_args.on_gpu() {
+    if !model_args.device.on_gpu() {
         if cfg!(any(feature = "gpu", feature = "cuda", feature = "metal")) {
             remark("(--gpu or --device checks the GPU, too)");
         }

@@ -1,7 +1,7 @@
 //! `shohin convert`: a Hugging Face folder as a GGUF file, and back.
 
 use crate::error::{CliError, Result};
-use crate::model::ModelArgs;
+use crate::model::LayoutArgs;
 use crate::progress::transfer;
 use crate::terminal::{bytes, remark};
 use clap::Args;
@@ -45,11 +45,13 @@ pub(crate) struct ConvertArgs {
     /// Replace the file if it exists, or the folder's weights and tokenizer; without this, it is an error (exit code 2)
     #[arg(short, long)]
     force: bool,
+    #[command(flatten)]
+    layout: LayoutArgs,
 }
 
-pub(crate) fn run(args: &ConvertArgs, model: &ModelArgs) -> Result {
+pub(crate) fn run(args: &ConvertArgs) -> Result {
     if let Some(base) = &args.base {
-        return adapter(args, base, model);
+        return adapter(args, base);
     }
     if args.source.join("adapter_config.json").is_file() {
         return Err(CliError::usage(format_args!(
@@ -57,7 +59,7 @@ pub(crate) fn run(args: &ConvertArgs, model: &ModelArgs) -> Result {
             args.source.display()
         )));
     }
-    let mut options = ConvertOptions::new().replace(args.force).id42(model.id42);
+    let mut options = ConvertOptions::new().replace(args.force).id42(args.layout.id42);
     options.file_type = args.r#type;
     if let Some(found) = args.r#type.filter(|found| args.safetensors && found.float().is_none()) {
         return Err(CliError::usage(format_args!(
@@ -80,8 +82,8 @@ pub(crate) fn run(args: &ConvertArgs, model: &ModelArgs) -> Result {
 }
 
 /// Writes the GGUF file of an adapter.
-fn adapter(args: &ConvertArgs, base: &Path, model: &ModelArgs) -> Result {
-    let options = ConvertOptions::new().replace(args.force).id42(model.id42);
+fn adapter(args: &ConvertArgs, base: &Path) -> Result {
+    let options = ConvertOptions::new().replace(args.force).id42(args.layout.id42);
     let done = convert_adapter(&args.source, base, &args.out, &options).map_err(of_options)?;
     remark(format_args!("{}: {} tensors, {}", args.out.display(), done.tensors.len(), bytes(done.bytes)));
     Ok(())

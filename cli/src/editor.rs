@@ -59,7 +59,7 @@ mod rich {
 mod plain {
     use super::Typed;
     use crate::error::Result;
-    use crate::terminal;
+    use crate::input::read_line;
     use std::io::{self, Write};
 
     /// Reads lines as the terminal passes them on: a WASI program cannot change its mode.
@@ -74,7 +74,7 @@ mod plain {
             let mut out = io::stdout();
             write!(out, "{prompt}")?;
             out.flush()?;
-            Ok(terminal::read_line(&mut io::stdin().lock())?.map_or(Typed::End, Typed::Line))
+            Ok(read_line(&mut io::stdin().lock())?.map_or(Typed::End, Typed::Line))
         }
 
         pub(crate) fn remember(&mut self, _: &str) {}

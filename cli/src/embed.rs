@@ -1,8 +1,8 @@
 //! `shohin embed`: text embeddings.
 
 use crate::error::{CliError, Result};
+use crate::input::read_text;
 use crate::model::ModelArgs;
-use crate::terminal::read_text;
 use crate::tokenize::texts_from_json;
 use clap::{Args, ValueEnum};
 use shohin::core::model::Pooling;
@@ -32,6 +32,8 @@ pub(crate) struct EmbedArgs {
     /// Read a JSON array of strings from standard input
     #[arg(long, conflicts_with = "texts")]
     json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -42,7 +44,8 @@ enum Pool {
     Last,
 }
 
-pub(crate) fn embed(args: &EmbedArgs, model: &ModelArgs) -> Result {
+pub(crate) fn embed(args: &EmbedArgs) -> Result {
+    let model = &args.model;
     let texts = texts(args)?;
     let (options, model) = (model, model.load()?);
     let pooling = match args.pooling {

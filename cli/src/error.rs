@@ -98,7 +98,7 @@ impl From<shohin::Error> for CliError {
             shohin::Error::Option { .. } => CliError::usage(format_args!("--{error}")),
             shohin::Error::Environment { .. } | shohin::Error::Config(_) => CliError::usage(error),
             shohin::Error::Address { url } => CliError::usage(format_args!(
-                "--model is an address, but nothing is downloaded here; get the file first: curl -LO {url}"
+                "--model: expected a path, found a URL; get the file first: curl -LO {url}"
             )),
             #[cfg(feature = "gpu")]
             shohin::Error::Gpu { names, .. } if !names.is_empty() => {

@@ -2,10 +2,10 @@
 
 use crate::args::whole;
 use crate::error::{CliError, Context, Result};
+use crate::input::{place, read_text};
 use crate::model::{ModelArgs, activations, settings};
 use crate::progress::progress;
-use crate::run::round;
-use crate::terminal::{self, read_text};
+use crate::terminal::{self, round};
 use clap::Args;
 use serde_json::json;
 use shohin::core::sample::log_sum_exp;
@@ -45,10 +45,13 @@ pub(crate) struct EvalArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
-pub(crate) fn eval(args: &EvalArgs, model: &ModelArgs) -> Result {
-    let place = terminal::place(&args.text);
+pub(crate) fn eval(args: &EvalArgs) -> Result {
+    let model = &args.model;
+    let place = place(&args.text);
     let text = read_text(&args.text)?;
     let asked = args.window.map_or(WINDOW, |n| n as usize);
     let (options, model) = (model, model.load_for(asked)?);

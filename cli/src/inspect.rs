@@ -2,7 +2,7 @@
 
 use crate::args::byte_count;
 use crate::error::{CliError, Result};
-use crate::model::{ModelArgs, weights};
+use crate::model::{AdapterArgs, DeviceArgs, EngineArgs, FileArgs, ModelArgs, weights};
 use crate::terminal::{self, Colours, bytes, count};
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
@@ -29,7 +29,7 @@ pub(crate) struct InspectArgs {
     /// List every tensor
     #[arg(long)]
     tensors: bool,
-    /// Say which published models, and which context, fit into this much memory, such as 4GiB, 512MiB or 6e9
+    /// List the published models, and the contexts, that fit into this much memory, such as 4GiB, 512MiB or 6e9
     #[arg(long, value_name = "BYTES", value_parser = byte_count::<u64>)]
     memory: Option<u64>,
     /// List the devices that a model can run on, and nothing else
@@ -38,20 +38,35 @@ pub(crate) struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    file: FileArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    adapters: AdapterArgs,
 }
 
-pub(crate) fn inspect(args: &InspectArgs, model_args: &ModelArgs) -> Result {
+impl InspectArgs {
+    /// The model, on the CPU.
+    fn model(&self) -> ModelArgs {
+        let InspectArgs { file, engine, adapters, .. } = self;
+        let (file, engine, adapters) = (file.clone(), engine.clone(), adapters.clone());
+        ModelArgs { file, engine, device: DeviceArgs::default(), adapters }
+    }
+}
+
+pub(crate) fn inspect(args: &InspectArgs) -> Result {
     if args.devices {
         return devices(args.json);
     }
-    let file = model_args.open()?;
-    let gguf = file.gguf(&model_args.read_options())?;
+    let file = args.file.open()?;
+    let gguf = file.gguf(&args.file.read_options())?;
     // A file that cannot run is still shown.
-    let loaded = match model_args.builder().inspect_only().load_file(&file).map_err(CliError::from) {
+    let loaded = match args.model().builder().inspect_only().load_file(&file).map_err(CliError::from) {
         Err(CliError::Message(reason)) => Err(reason),
         loaded => Ok(loaded?),
     };
-    let fits = args.memory.map(|bytes| fits(bytes, model_args, loaded.as_ref().ok()));
+    let fits = args.memory.map(|bytes| fits(bytes, &args.engine, loaded.as_ref().ok()));
     let mut out = BufWriter::new(io::stdout().lock());
     if args.json {
         writeln!(out, "{:#}", as_json(&file, &gguf, &loaded, &fits)?)?;
@@ -257,7 +272,7 @@ struct Fit {
 }
 
 /// What fits into `bytes`: this file, and the published models.
-fn fits(bytes: u64, args: &ModelArgs, model: Option<&Model>) -> Vec<Fit> {
+fn fits(bytes: u64, args: &EngineArgs, model: Option<&Model>) -> Vec<Fit> {
     let this = model.map(|model| {
         let (max, weights) = (model.config().max_context_length, model.weight_bytes() as u64);
         let plan =

@@ -2,9 +2,10 @@
 
 use crate::convert::of_options;
 use crate::error::{CliError, Context, Result, file_error};
+use crate::input::{place, read_text};
 use crate::model::{ModelArgs, token_text};
 use crate::progress::progress;
-use crate::terminal::{self, read_text};
+use crate::terminal;
 use crate::tokenize::parse_ids;
 use clap::Args;
 use shohin::Sequence;
@@ -35,10 +36,13 @@ pub(crate) struct LogitsArgs {
     /// Without --out: number of tokens to list
     #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
     top: u16,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
-pub(crate) fn logits(args: &LogitsArgs, model: &ModelArgs) -> Result {
-    let place = terminal::place(&args.tokens);
+pub(crate) fn logits(args: &LogitsArgs) -> Result {
+    let model = &args.model;
+    let place = place(&args.tokens);
     let tokens = parse_ids(&read_text(&args.tokens)?, &place)?;
     if tokens.is_empty() {
         return Err(CliError::new(format_args!("{place}: expected token ids, found none")));

@@ -15,6 +15,7 @@ mod error;
 mod eval;
 #[cfg(not(target_os = "wasi"))]
 mod hub;
+mod input;
 mod inspect;
 mod logits;
 mod model;
@@ -38,9 +39,7 @@ use bench::BenchArgs;
 use chat::ChatArgs;
 use check::CheckArgs;
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::error::ErrorKind;
-use clap::parser::ValueSource;
-use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use convert::ConvertArgs;
 use embed::EmbedArgs;
 use eval::EvalArgs;
@@ -48,7 +47,7 @@ use eval::EvalArgs;
 use hub::{ListArgs, PullArgs, RmArgs};
 use inspect::InspectArgs;
 use logits::LogitsArgs;
-use model::ModelArgs;
+use model::{DeviceArgs, ModelArgs};
 use quantize::QuantizeArgs;
 use run::RunArgs;
 #[cfg(not(target_os = "wasi"))]
@@ -80,15 +79,13 @@ simple questions; for more, pass the name of a published model or any Bonsai GGU
   shohin run -m bonsai-8b --file question.txt --json > answer.json
   shohin bench -m bonsai-1.7b
 
-`shohin <COMMAND> --help` explains a command with examples.
+`shohin <COMMAND> --help` explains a command with examples, and `-h` lists its common options.
 Exit codes: 0 success, 1 failure, 2 invalid options or a missing --force, 3 incomplete
 reply in a required format, 130 interrupted, 141 output closed."
 )]
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    #[command(flatten)]
-    model: ModelArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -116,70 +113,71 @@ enum Command {
 }
 
 impl Command {
-    /// Whether it runs the model that `--model` names.
-    fn runs_model(&self) -> bool {
+    /// The model of a command that ranks that are processes can run: it loads one model once, and ends by itself.
+    fn in_ranks(&mut self) -> Option<&mut ModelArgs> {
         match self {
-            Command::Inspect(_) | Command::Tokenize(_) | Command::Convert(_) | Command::Quantize(_) => false,
+            Command::Chat(args) => Some(&mut args.model),
+            Command::Run(args) => Some(&mut args.model),
+            Command::Logits(args) => Some(&mut args.model),
+            Command::Eval(args) => Some(&mut args.model),
+            Command::Embed(args) => Some(&mut args.model),
+            Command::Check(_) | Command::Inspect(_) | Command::Tokenize(_) => None,
+            Command::Convert(_) | Command::Quantize(_) => None,
             #[cfg(not(target_os = "wasi"))]
-            Command::Pull(_) | Command::List(_) | Command::Rm(_) => false,
-            _ => true,
+            Command::Bench(args) => Some(&mut args.model),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Serve(_) | Command::Pull(_) | Command::List(_) | Command::Rm(_) => None,
         }
     }
 
-    /// Whether ranks that are processes can run it: it loads one model once, and ends by itself.
-    fn runs_in_ranks(&self) -> bool {
+    /// The device of a command that runs a model.
+    fn device(&mut self) -> Option<&mut DeviceArgs> {
         match self {
-            Command::Check(_) => false,
+            Command::Check(args) => Some(&mut args.device),
             #[cfg(not(target_os = "wasi"))]
-            Command::Serve(_) => false,
-            _ => true,
+            Command::Serve(args) => Some(&mut args.model.device),
+            other => other.in_ranks().map(|model| &mut model.device),
         }
     }
-}
 
-/// Whether the command takes the option of a model.
-fn takes(command: &str, option: &str) -> bool {
-    match command {
-        "pull" | "list" | "rm" => false,
-        // These read a file of their own, whose layout it names.
-        "convert" | "quantize" => option == "id42",
-        "tokenize" => matches!(option, "model" | "id42"),
-        // Its published results are those of models without adapters.
-        "check" => option != "lora",
-        "inspect" => !matches!(option, "gpu" | "device" | "split"),
-        _ => true,
+    /// Takes the device from the environment, and joins the ranks that mpirun has started. Returns whether this one has
+    /// followed rank 0, to its end.
+    fn join(&mut self) -> error::Result<bool> {
+        let can_run = self.in_ranks().is_some();
+        let Some(device) = self.device() else { return Ok(false) };
+        device.take_environment()?;
+        let follows = device.join_ranks(can_run)?;
+        #[cfg(feature = "mpi")]
+        if follows && let Some(model) = self.in_ranks() {
+            model.follow()?;
+        }
+        Ok(follows)
     }
-}
 
-/// The command line. Commands refuse the options of a model that do nothing for them, and their help leaves them out.
-fn parse() -> Result<Cli, clap::Error> {
-    let mut command = Cli::command();
-    // Afterwards subcommands have the options that all of them take.
-    command.build();
-    let is_refused = |name: &str, arg: &Arg| {
-        arg.get_help_heading() == Some(model::HEADING) && !takes(name, arg.get_id().as_str())
-    };
-    for subcommand in command.get_subcommands_mut() {
-        let name = String::from(subcommand.get_name());
-        let hidden = |arg: Arg| {
-            let is_hidden = arg.is_hide_set() || is_refused(&name, &arg);
-            arg.hide(is_hidden)
-        };
-        *subcommand = core::mem::take(subcommand).mut_args(hidden);
+    fn run(&self) -> error::Result {
+        match self {
+            Command::Chat(args) => chat::chat(args),
+            Command::Run(args) => run::run(args),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Serve(args) => serve::run(args),
+            Command::Inspect(args) => inspect::inspect(args),
+            Command::Tokenize(args) => tokenize::tokenize(args),
+            Command::Logits(args) => logits::logits(args),
+            Command::Eval(args) => eval::eval(args),
+            Command::Embed(args) => embed::embed(args),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Bench(args) => bench::bench(args),
+            Command::Check(args) => check::check(args),
+            Command::Convert(args) => convert::run(args),
+            Command::Quantize(args) => quantize::run(args),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Pull(args) => hub::pull(args),
+            #[cfg(not(target_os = "wasi"))]
+            Command::List(args) => hub::list(args),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Rm(args) => hub::rm(args),
+        }
     }
-    let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
-    let unused = matches.subcommand().and_then(|(name, of)| {
-        let mut arguments = command.find_subcommand(name)?.get_arguments();
-        arguments.find_map(|arg| {
-            let is_given = of.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-            arg.get_long().filter(|_| is_given && is_refused(name, arg)).map(|option| (name, option))
-        })
-    });
-    if let Some((name, option)) = unused {
-        let problem = format!("--{option} has no use in `shohin {name}`");
-        return Err(command.error(ErrorKind::ArgumentConflict, problem));
-    }
-    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 
 fn main() -> ExitCode {
@@ -190,54 +188,14 @@ fn main() -> ExitCode {
             Err(error) => error::CliError::from(error).report(),
         };
     }
-    let mut cli = match parse() {
-        Ok(cli) => cli,
+    let mut command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
         Err(error) => return error::report_usage(error),
     };
-    if cli.command.runs_model()
-        && let Err(error) = cli.model.take_environment()
-    {
-        return error.report();
-    }
-    let joined = match &cli.command {
-        command if !command.runs_model() => Ok(None),
-        command => cli.model.join_ranks(command.runs_in_ranks()),
-    };
-    let outcome = match joined {
-        Ok(None) => command(&cli),
-        Ok(Some(followed)) => followed,
-        Err(error) => Err(error),
-    };
     // With MPI, ranks end here: what is to be said must be said.
-    match outcome {
+    match command.join().and_then(|followed| if followed { Ok(()) } else { command.run() }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
-    }
-}
-
-fn command(cli: &Cli) -> error::Result {
-    let model = &cli.model;
-    match &cli.command {
-        Command::Chat(args) => chat::chat(args, model),
-        Command::Run(args) => run::run(args, model),
-        #[cfg(not(target_os = "wasi"))]
-        Command::Serve(args) => serve::run(args, model),
-        Command::Inspect(args) => inspect::inspect(args, model),
-        Command::Tokenize(args) => tokenize::tokenize(args, model),
-        Command::Logits(args) => logits::logits(args, model),
-        Command::Eval(args) => eval::eval(args, model),
-        Command::Embed(args) => embed::embed(args, model),
-        #[cfg(not(target_os = "wasi"))]
-        Command::Bench(args) => bench::bench(args, model),
-        Command::Check(args) => check::check(args, model),
-        Command::Convert(args) => convert::run(args, model),
-        Command::Quantize(args) => quantize::run(args, model),
-        #[cfg(not(target_os = "wasi"))]
-        Command::Pull(args) => hub::pull(args),
-        #[cfg(not(target_os = "wasi"))]
-        Command::List(args) => hub::list(args),
-        #[cfg(not(target_os = "wasi"))]
-        Command::Rm(args) => hub::rm(args),
     }
 }
 

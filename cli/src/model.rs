@@ -12,87 +12,141 @@ use shohin::core::gguf::{Id42, ReadOptions};
 use shohin::core::model::RopeScaling;
 use shohin::core::quant::WeightClass;
 use shohin::devices::Fallback;
-use shohin::{Activations, AttentionPattern, DeviceName, KvFormat, Model, ModelFile, Split, WeightCache};
+use shohin::{
+    Activations, AttentionPattern, Builder, DeviceName, KvFormat, Model, ModelFile, Split, WeightCache,
+};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Heading of these options in the help.
-pub(crate) const HEADING: &str = "Model and engine";
+/// Heading of options that are rarely needed, which only `--help` shows.
+const RARE: &str = "Model and engine, rarely needed";
 
 /// Which model to load and how to run it.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = HEADING)]
 pub(crate) struct ModelArgs {
+    #[command(flatten)]
+    pub(crate) file: FileArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
+}
+
+/// Which model to read.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model and engine")]
+pub(crate) struct FileArgs {
     /// GGUF file or Hugging Face folder of a Bonsai, Qwen3 or Llama model, the name of a published one (bonsai-1.7b), or
     /// hf:OWNER/REPOSITORY/FILE [default: the small built-in model]
-    #[arg(short, long, global = true, value_name = "MODEL")]
+    #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) layout: LayoutArgs,
+}
+
+/// How to read a file that does not say it.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LayoutArgs {
+    /// Layout of tensors of type 42 if the file does not say: group size, or codes before scales
+    #[arg(long, value_name = "LAYOUT", default_value = "auto", value_parser = id42s(), help_heading = RARE, hide_short_help = true)]
+    pub(crate) id42: Id42,
+}
+
+/// How the engine computes.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model and engine")]
+pub(crate) struct EngineArgs {
     /// Number of threads [default: one per core]
-    #[arg(short = 't', long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
-    pub(crate) threads: Option<u16>,
+    #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
+    threads: Option<u16>,
     /// Context size in tokens, at most what the model supports [default: that, up to 4096]
-    #[arg(short = 'c', long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
-    pub(crate) context: Option<u32>,
+    #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    context: Option<u32>,
     /// Precision of activations: int8 is fast, f32 is exact
-    #[arg(long, global = true, value_name = "TYPE", default_value = "int8")]
-    pub(crate) act: Act,
+    #[arg(long, value_name = "TYPE", default_value = "int8")]
+    act: Act,
     /// Format of the KV cache: q8 takes half the memory and bandwidth of f16, q4 a quarter
-    #[arg(long, global = true, value_name = "TYPE", default_value = "f16", value_parser = kv_formats())]
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_formats())]
     pub(crate) kv: KvFormat,
+    #[command(flatten)]
+    rare: RareArgs,
+}
+
+/// What few models or machines need.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = RARE)]
+struct RareArgs {
     /// Positions that a token attends to: full, window:POSITIONS[:SINKS] for the last ones and the first ones,
     /// dilated:BLOCKS:STEP, strided:BLOCKS:STRIDE or bigbird:BLOCKS:GLOBAL:RANDOM, in blocks of 64
-    #[arg(long, global = true, value_name = "PATTERN", default_value = "full", value_parser = str::parse::<AttentionPattern>)]
-    pub(crate) attention: AttentionPattern,
+    #[arg(long, value_name = "PATTERN", default_value = "full", value_parser = str::parse::<AttentionPattern>, hide_short_help = true)]
+    attention: AttentionPattern,
     /// Instruction set of the kernels, e.g. scalar or avx2 [default: the best available]
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) isa: Option<String>,
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    isa: Option<String>,
     /// Keep base-3 weights (PTQ1_0, TQ1_0) packed: one sixth less memory, much slower
-    #[arg(long, global = true)]
-    pub(crate) compact: bool,
+    #[arg(long, hide_short_help = true)]
+    compact: bool,
     /// Directory of repacked models, which makes the next start faster, or "none" [default: the user's cache
     /// directory]
-    #[arg(long, global = true, value_name = "DIR", env = "SHOHIN_WEIGHT_CACHE", hide_env_values = true)]
-    pub(crate) weight_cache: Option<PathBuf>,
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "SHOHIN_WEIGHT_CACHE",
+        hide_env_values = true,
+        hide_short_help = true
+    )]
+    weight_cache: Option<PathBuf>,
     /// Leave the weights in the file and read them for each token through a window of BYTES (such as 64M): for a model that
     /// is larger than memory; CPU only, and not under WASI, where the file is read into memory
-    #[arg(long, global = true, value_name = "BYTES", value_parser = byte_count::<usize>)]
-    pub(crate) weights_window: Option<usize>,
-    /// Run on a GPU; --gpu=NAME selects one by part of its name
-    #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    pub(crate) gpu: Option<String>,
-    /// Run on this device: auto, cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal; `shohin inspect --devices` lists them. auto
-    /// takes the fastest, measured once per model, and says on standard error which; the default does so, too, but says it
-    /// only where there is a choice [env: SHOHIN_DEVICE] [default: auto]
-    #[arg(long, global = true, value_name = "DEVICE", conflicts_with = "gpu", value_parser = str::parse::<DeviceName>)]
-    pub(crate) device: Option<DeviceName>,
-    /// Split the model among N ranks, each with a part of the threads, or with --device cuda on a GPU of its own (by NCCL):
-    /// tensor:N by rows of matrices, with the same results; tensor-reduce:N by columns, too; pipeline:N by layers. If mpirun has started N processes of a program
-    /// built with the feature mpi, these are the ranks, each with all --threads
-    #[arg(long, global = true, value_name = "WAY:N", value_parser = str::parse::<Split>)]
-    pub(crate) split: Option<Split>,
+    #[arg(long, value_name = "BYTES", value_parser = byte_count::<usize>, hide_short_help = true)]
+    weights_window: Option<usize>,
     /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR, dynamic:FACTOR:CONTEXT,
     /// yarn:FACTOR:CONTEXT or llama3:FACTOR:CONTEXT, where CONTEXT is the one before scaling
-    #[arg(long, global = true, value_name = "SCALING", value_parser = str::parse::<RopeScaling>)]
-    pub(crate) rope_scaling: Option<RopeScaling>,
+    #[arg(long, value_name = "SCALING", value_parser = str::parse::<RopeScaling>, hide_short_help = true)]
+    rope_scaling: Option<RopeScaling>,
     /// Replace the file's base of the RoPE frequencies
-    #[arg(long, global = true, value_name = "BASE", allow_negative_numbers = true, value_parser = |text: &str| number(text, |x| x > 1.0, "a number over 1"))]
-    pub(crate) rope_base: Option<f32>,
-    /// ALiBi in the place of rotary positions, with slopes down to 2^-BIAS, or with 0 rotary positions in the place of
-    /// ALiBi: for models that were trained so, but whose files do not say it; CPU only
-    #[arg(long, global = true, value_name = "BIAS", allow_negative_numbers = true, value_parser = |text: &str| number(text, |x| (0.0..=1024.0).contains(&x), "a number from 0 to 1024"))]
-    pub(crate) alibi: Option<f32>,
-    /// Apply an adapter (LoRA), a GGUF file or a folder that PEFT has saved, at SCALE, or 1 without one; several add up; CPU
-    /// only
-    #[arg(long, global = true, value_name = "FILE[=SCALE]", value_parser = str::parse::<Lora>)]
-    pub(crate) lora: Vec<Lora>,
-    /// Layout of tensors of type 42 if the file does not say: group size, or codes before scales
-    #[arg(long, global = true, value_name = "LAYOUT", default_value = "auto", value_parser = id42s())]
-    pub(crate) id42: Id42,
+    #[arg(long, value_name = "BASE", allow_negative_numbers = true, value_parser = |text: &str| number(text, |x| x > 1.0, "a number over 1"), hide_short_help = true)]
+    rope_base: Option<f32>,
+    /// Use ALiBi instead of rotary positions, with slopes down to 2^-BIAS; with 0, rotary positions instead of ALiBi. For
+    /// models that were trained so, but whose files do not say it; CPU only
+    #[arg(long, value_name = "BIAS", allow_negative_numbers = true, value_parser = |text: &str| number(text, |x| (0.0..=1024.0).contains(&x), "a number from 0 to 1024"), hide_short_help = true)]
+    alibi: Option<f32>,
+}
+
+/// What the model runs on.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Model and engine")]
+pub(crate) struct DeviceArgs {
+    /// Run on a GPU; --gpu=NAME selects one by part of its name
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    gpu: Option<String>,
+    /// Run on this device: auto, cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal; `shohin inspect --devices` lists them. auto
+    /// takes the fastest, measured once per model, and prints on standard error which; so does the default, but only where
+    /// there is a choice [env: SHOHIN_DEVICE] [default: auto]
+    #[arg(long, value_name = "DEVICE", conflicts_with = "gpu", value_parser = str::parse::<DeviceName>)]
+    device: Option<DeviceName>,
+    /// Split the model among N ranks, each with a part of the threads, or with --device cuda on a GPU of its own (by NCCL):
+    /// tensor:N by rows of matrices, with the same results; tensor-reduce:N by columns, too; pipeline:N by layers. If mpirun
+    /// has started N processes of a program built with the feature mpi, these are the ranks, each with all --threads
+    #[arg(long, value_name = "WAY:N", value_parser = str::parse::<Split>, help_heading = RARE, hide_short_help = true)]
+    split: Option<Split>,
     /// The ranks that mpirun has started.
     #[cfg(feature = "mpi")]
     #[arg(skip)]
-    pub(crate) mpi: Option<std::rc::Rc<shohin::Mpi>>,
+    mpi: Option<std::rc::Rc<shohin::Mpi>>,
+}
+
+/// Adapters of the model.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Model and engine")]
+pub(crate) struct AdapterArgs {
+    /// Apply an adapter (LoRA), a GGUF file or a folder that PEFT has saved, at SCALE, or 1 without one; several add up; CPU
+    /// only
+    #[arg(long, value_name = "FILE[=SCALE]", value_parser = str::parse::<Lora>)]
+    lora: Vec<Lora>,
 }
 
 /// An adapter, and the scale at which it is applied.
@@ -148,7 +202,7 @@ fn kv_formats() -> impl TypedValueParser<Value = KvFormat> {
         .map(|name| KvFormat::named(&name).unwrap_or_default())
 }
 
-impl ModelArgs {
+impl FileArgs {
     /// Opens the file that `--model` names, or the built-in model without one.
     pub(crate) fn open(&self) -> Result<ModelFile> {
         self.open_located(self.located()?.as_deref())
@@ -166,7 +220,7 @@ impl ModelArgs {
         Ok(self.model.clone())
     }
 
-    /// Opens the file at a path from [`ModelArgs::located`].
+    /// Opens the file at a path from [`FileArgs::located`].
     pub(crate) fn open_located(&self, path: Option<&Path>) -> Result<ModelFile> {
         match path {
             Some(path) => Ok(ModelFile::open(path)?),
@@ -176,23 +230,17 @@ impl ModelArgs {
 
     /// Options for reading the file.
     pub(crate) fn read_options(&self) -> ReadOptions {
-        ReadOptions { id42: self.id42, ..ReadOptions::default() }
+        ReadOptions { id42: self.layout.id42, ..ReadOptions::default() }
     }
+}
 
-    /// The options for loading.
-    pub(crate) fn builder(&self) -> shohin::Builder {
-        let mut builder = Model::builder()
-            .kv(self.kv)
-            .attention(self.attention)
-            .activations(self.act.into())
-            .compact(self.compact)
-            .on_compile(|| {
-                terminal::remark(
-                    "(the NVIDIA driver compiles the kernels; it keeps the result for the next start)",
-                );
-            })
-            .id42(self.id42);
-        builder = builder.weight_cache(match &self.weight_cache {
+impl EngineArgs {
+    /// Applies the options to those for loading.
+    fn apply(&self, mut builder: Builder) -> Builder {
+        let rare = &self.rare;
+        builder = builder.kv(self.kv).activations(self.act.into());
+        builder = builder.attention(rare.attention).compact(rare.compact);
+        builder = builder.weight_cache(match &rare.weight_cache {
             Some(dir) if dir.as_os_str() == "none" => None,
             Some(dir) => Some(WeightCache::in_dir(dir)),
             None => WeightCache::of_user(),
@@ -203,24 +251,28 @@ impl ModelArgs {
         if let Some(context) = self.context {
             builder = builder.context(context as usize);
         }
-        if let Some(isa) = &self.isa {
+        if let Some(isa) = &rare.isa {
             builder = builder.isa(isa);
         }
-        if let Some(scaling) = self.rope_scaling {
+        if let Some(scaling) = rare.rope_scaling {
             builder = builder.rope_scaling(scaling);
         }
-        if let Some(base) = self.rope_base {
+        if let Some(base) = rare.rope_base {
             builder = builder.rope_base(base);
         }
-        if let Some(max_bias) = self.alibi {
+        if let Some(max_bias) = rare.alibi {
             builder = builder.alibi(max_bias);
         }
-        for Lora { path, scale } in &self.lora {
-            builder = builder.adapter(path, *scale);
-        }
-        if let Some(bytes) = self.weights_window {
+        if let Some(bytes) = rare.weights_window {
             builder = builder.weights_window(bytes);
         }
+        builder
+    }
+}
+
+impl DeviceArgs {
+    /// Applies the options to those for loading.
+    fn apply(&self, mut builder: Builder) -> Builder {
         if let Some(split) = self.split {
             builder = builder.split(split);
         }
@@ -249,12 +301,18 @@ impl ModelArgs {
         Ok(())
     }
 
-    /// Finds the ranks that mpirun has started. Those after the first follow rank 0 to its end: their outcome is returned.
-    /// Refuses them if the command cannot be run by them.
+    /// Whether the model is to run on something else than the CPU.
+    pub(crate) fn on_gpu(&self) -> bool {
+        let cpu = |device: &DeviceName| matches!(device, DeviceName::Auto | DeviceName::Cpu);
+        self.gpu.is_some() || self.device.as_ref().is_some_and(|device| !cpu(device))
+    }
+
+    /// Finds the ranks that mpirun has started. Those after the first follow rank 0 to its end, by `follow`: their outcome is
+    /// returned. Refuses them if the command cannot be run by them.
     #[cfg(feature = "mpi")]
-    pub(crate) fn join_ranks(&mut self, can_run: bool) -> Result<Option<Result>> {
+    pub(crate) fn join_ranks(&mut self, can_run: bool) -> Result<bool> {
         if !shohin::Mpi::is_launched() {
-            return Ok(None);
+            return Ok(false);
         }
         let mpi = shohin::Mpi::start()?;
         // Some launchers set their variables for single processes, too.
@@ -263,32 +321,62 @@ impl ModelArgs {
                 "ranks that mpirun has started run one of the commands run, chat, bench, logits, eval and embed",
             ));
         }
-        let mpi = self.mpi.insert(mpi.into()).clone();
-        Ok((mpi.rank() > 0).then(|| Ok(mpi.follow(&self.builder(), || self.open())?)))
+        Ok(self.mpi.insert(mpi.into()).rank() > 0)
     }
 
     /// Refuses ranks that mpirun has started.
     #[cfg(not(feature = "mpi"))]
-    pub(crate) fn join_ranks(&mut self, _: bool) -> Result<Option<Result>> {
+    pub(crate) fn join_ranks(&mut self, _: bool) -> Result<bool> {
         let count = |name| std::env::var(name).ok().and_then(|count| count.parse::<usize>().ok());
         match ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(count) {
             Some(ranks) if ranks > 1 && self.split.is_some() => Err(CliError::new(format_args!(
                 "mpirun has started {ranks} ranks, but this program was built without MPI; build it with `--features mpi`"
             ))),
-            _ => Ok(None),
+            _ => Ok(false),
+        }
+    }
+}
+
+impl ModelArgs {
+    /// The options for loading.
+    pub(crate) fn builder(&self) -> Builder {
+        let mut builder = Model::builder()
+            .on_compile(|| {
+                terminal::remark(
+                    "(the NVIDIA driver compiles the kernels; it keeps the result for the next start)",
+                );
+            })
+            .id42(self.file.layout.id42);
+        for Lora { path, scale } in &self.adapters.lora {
+            builder = builder.adapter(path, *scale);
+        }
+        self.device.apply(self.engine.apply(builder))
+    }
+
+    /// The same options for a draft model.
+    pub(crate) fn of_draft(&self, path: &Path) -> ModelArgs {
+        let file = FileArgs { model: Some(path.into()), ..self.file.clone() };
+        ModelArgs { file, adapters: AdapterArgs::default(), ..self.clone() }
+    }
+
+    /// As a rank after the first, follows rank 0 to its end.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn follow(&self) -> Result {
+        match &self.device.mpi {
+            Some(mpi) => Ok(mpi.follow(&self.builder(), || self.file.open())?),
+            None => Ok(()),
         }
     }
 
-    /// Whether the model is to run on something else than the CPU.
-    pub(crate) fn on_gpu(&self) -> bool {
-        let cpu = |device: &DeviceName| matches!(device, DeviceName::Auto | DeviceName::Cpu);
-        self.gpu.is_some() || self.device.as_ref().is_some_and(|device| !cpu(device))
+    /// The context that `--context` asks for.
+    fn context(&self) -> Option<u32> {
+        self.engine.context
     }
 
     /// The most tokens that `model` may read at a time: fewer than it supports if `--context` says so.
     pub(crate) fn longest(&self, model: &Model) -> usize {
         let most = model.config().max_context_length;
-        self.context.map_or(most, |asked| most.min(asked as usize))
+        self.context().map_or(most, |asked| most.min(asked as usize))
     }
 
     /// Refuses `tokens` of `what` that `--context` has no room for.
@@ -311,14 +399,14 @@ impl ModelArgs {
     /// Loads the model for a sequence of `tokens`, unless `--context` says for which.
     pub(crate) fn load_for(&self, tokens: usize) -> Result<Model> {
         let mut builder = self.builder();
-        if self.context.is_none() && self.is_alone() {
+        if self.context().is_none() && self.is_alone() {
             builder = builder.context(tokens);
         }
         self.loaded(builder)
     }
 
     fn loaded(&self, builder: shohin::Builder) -> Result<Model> {
-        let model = builder.load_file(&self.open()?)?;
+        let model = builder.load_file(&self.file.open()?)?;
         self.remark_on_choice(&model);
         Ok(model)
     }
@@ -326,7 +414,7 @@ impl ModelArgs {
     /// Whether there are no ranks in other processes, which know the options alone.
     fn is_alone(&self) -> bool {
         #[cfg(feature = "mpi")]
-        return self.mpi.is_none();
+        return self.device.mpi.is_none();
         #[cfg(not(feature = "mpi"))]
         true
     }
@@ -334,13 +422,14 @@ impl ModelArgs {
     /// Says which device the automatic choice is. Where there is only the CPU, that is news only to those who asked for a
     /// choice.
     fn remark_on_choice(&self, model: &Model) {
-        let named = self.gpu.is_some() || self.device.as_ref().is_some_and(|name| *name != DeviceName::Auto);
+        let DeviceArgs { gpu, device, .. } = &self.device;
+        let named = gpu.is_some() || device.as_ref().is_some_and(|name| *name != DeviceName::Auto);
         if named {
             return;
         }
         match (model.gpu(), model.fallback()) {
             (Some(gpu), _) => terminal::remark(format_args!("(on {gpu})")),
-            (None, Some(Fallback { reason, found })) if *found || self.device.is_some() => {
+            (None, Some(Fallback { reason, found })) if *found || device.is_some() => {
                 terminal::remark(format_args!("(on the CPU: {reason})"));
             }
             (None, _) => {}
@@ -350,7 +439,7 @@ impl ModelArgs {
     /// Warns on standard error about options that have no effect on the model.
     pub(crate) fn remark_on(&self, model: &Model, think: bool) {
         let most = model.config().max_context_length;
-        if self.context.is_some_and(|asked| asked as usize > most) {
+        if self.context().is_some_and(|asked| asked as usize > most) {
             terminal::remark(format_args!("(the context is {most} tokens, the most this model supports)"));
         }
         if think && !model.can_think() {

@@ -2,7 +2,7 @@
 
 use crate::convert;
 use crate::error::{CliError, Result};
-use crate::model::ModelArgs;
+use crate::model::LayoutArgs;
 use crate::terminal::{self, bytes};
 use clap::Args;
 use serde_json::json;
@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 ///
 /// Every matrix gets the format TYPE, with the same bytes as from `llama-quantize --pure` for the formats that llama.cpp
 /// has; norms stay in F32, also where a pattern matches them. A mix, such as q4_k_m, gives llama.cpp's formats and bytes
-/// without an importance matrix; int8_channel and int8_tensor give Q8_0 with one scale for a row or a matrix. Printed are,
-/// for each matrix, its formats and the error: the root mean square of the differences, relative to that of the weights.
+/// without an importance matrix; int8_channel and int8_tensor give Q8_0 with one scale for a row or a matrix. Prints
+/// each matrix's formats and error: the root mean square of the differences, relative to that of the weights.
 /// FILE may also be a Hugging Face folder.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -53,11 +53,13 @@ pub(crate) struct QuantizeArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    layout: LayoutArgs,
 }
 
-pub(crate) fn run(args: &QuantizeArgs, model: &ModelArgs) -> Result {
+pub(crate) fn run(args: &QuantizeArgs) -> Result {
     let options = ConvertOptions::new().file_type(args.r#type).rules(args.tensor.clone());
-    let options = options.replace(args.force).id42(model.id42);
+    let options = options.replace(args.force).id42(args.layout.id42);
     if args.out == Path::new("-") {
         return Err(CliError::usage(
             "--out: expected the name of a file, found -, which would be standard output",

@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::progress::progress;
 use crate::terminal::{self, CtrlC};
 use shohin::core::chat::Finish;
+use shohin::core::generate::Reason;
 use shohin::speculate::Guesses;
 use shohin::{Chat, Piece, Reply, Step, Timings};
 use std::time::{Duration, Instant};
@@ -44,6 +45,17 @@ pub(crate) fn follow(
     }
     let timings = *reply.timings();
     Ok((reply.finish()?, timings))
+}
+
+/// What ended a reply.
+pub(crate) fn reason_text(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Stop => "the model",
+        Reason::StopString => "a stop text",
+        Reason::Length => "--max-tokens",
+        Reason::ContextFull => "a full context",
+        Reason::Cancelled => "Ctrl-C",
+    }
 }
 
 /// A line about ranks of a split model that were lost, if there were more than `before`.

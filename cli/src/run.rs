@@ -3,17 +3,18 @@
 use crate::args::whole;
 use crate::beams::{self, BeamArgs};
 use crate::error::{CliError, Result};
+use crate::input::read_text;
 use crate::model::{ModelArgs, finish_caching, template_warning, token_text};
-use crate::reply::{follow, line, recovered};
+use crate::reply::{follow, line, reason_text, recovered};
 use crate::sampling::SamplingArgs;
 use crate::session;
-use crate::terminal::{self, write_model_text};
+use crate::terminal::{self, round, write_model_text};
 use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs, ToolArgs, Tools};
 use clap::Args;
 use serde_json::{Value, json};
-use shohin::core::chat::{ChatMessage, FunctionCall, OverflowPolicy, Role};
+use shohin::core::chat::{ChatMessage, Finish, FunctionCall, OverflowPolicy, Role};
 use shohin::core::generate::Reason;
-use shohin::{Model, Piece, Timings};
+use shohin::{Model, Piece, Timings, TurnOptions};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -46,7 +47,7 @@ pub(crate) struct RunArgs {
     /// System message
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
-    /// Go on with the conversation in this file, if there is one, and keep it there; --system is that of a new one
+    /// Resume from FILE if it exists; save on exit. --system is that of a new conversation
     #[arg(long, value_name = "FILE", conflicts_with = "raw")]
     session: Option<PathBuf>,
     /// Let a reasoning model think before it answers, with --think=N for at most N tokens
@@ -76,9 +77,12 @@ pub(crate) struct RunArgs {
     beams: BeamArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
-pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
+pub(crate) fn run(args: &RunArgs) -> Result {
+    let model_args = &args.model;
     let ToolArgs { tools, tool_choice } = &args.tools;
     let tools = Tools { descriptions: tools.as_deref(), choice: tool_choice };
     let mut options = turn::options(&args.sampling, &args.format, tools, args.think, args.max_tokens)?;
@@ -87,49 +91,51 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     if args.raw && matches!(options.overflow, OverflowPolicy::Trim { .. }) {
         return Err(CliError::usage("--overflow trim is for conversations, and --raw has none"));
     }
-    let seed = options.sampler.seed;
     let prompt = prompt(args)?;
     let model = model_args.load()?;
     model_args.remark_on(&model, args.think.is_some());
-    if let Some(beams) = args.beams.beams {
-        let tokens = match args.raw {
-            true => model.tokenize(&prompt),
-            false => {
-                if let Some(warning) = template_warning(&model) {
-                    terminal::remark(warning);
-                }
-                let system = args.system.as_deref().map(|text| ChatMessage::new(Role::System, text));
-                let messages = system.into_iter().chain([ChatMessage::new(Role::User, prompt)]).collect();
-                model.encode(messages, &options)?.tokens().to_vec()
-            }
-        };
-        let capacity = model.context();
-        if tokens.len() >= capacity {
-            return Err(too_long(&model, tokens.len() as u64, capacity as u64, ""));
-        }
-        let found = beams::run(beams, &args.beams, &model, &tokens, args.max_tokens, args.json, args.stats);
-        finish_caching(&model);
-        return found;
+    if !args.raw
+        && let Some(warning) = template_warning(&model)
+    {
+        terminal::remark(warning);
     }
+    let outcome = match args.beams.beams {
+        Some(beams) => search(args, beams, &model, prompt, &options),
+        None => answer(args, &model, prompt, options),
+    };
+    finish_caching(&model);
+    outcome
+}
+
+/// Prints what beam search finds.
+fn search(args: &RunArgs, beams: u8, model: &Model, prompt: String, options: &TurnOptions) -> Result {
+    let tokens = match args.raw {
+        true => model.tokenize(&prompt),
+        false => model.encode(messages(args.system.as_deref(), prompt), options)?.tokens().to_vec(),
+    };
+    let capacity = model.context();
+    if tokens.len() >= capacity {
+        return Err(too_long(model, tokens.len() as u64, capacity as u64, ""));
+    }
+    beams::run(beams, &args.beams, model, &tokens, args.max_tokens, args.json, args.stats)
+}
+
+/// Prints a reply.
+fn answer(args: &RunArgs, model: &Model, prompt: String, options: TurnOptions) -> Result {
+    let seed = options.sampler.seed;
     let mut chat = model.chat()?;
     *chat.options_mut() = options;
-    args.speculation.apply(&mut chat, model_args)?;
+    args.speculation.apply(&mut chat, &args.model)?;
     let capacity = chat.capacity();
     args.overflow.check(capacity)?;
     let kept = args.session.as_ref().map_or(Ok(0), |path| session::open(&mut chat, path))?;
-    let reply = if args.raw {
-        chat.complete(&model.tokenize(&prompt))
-    } else {
-        if let Some(warning) = template_warning(&model) {
-            terminal::remark(warning);
-        }
-        let system =
-            args.system.as_deref().filter(|_| kept == 0).map(|text| ChatMessage::new(Role::System, text));
-        chat.send_messages(system.into_iter().chain([ChatMessage::new(Role::User, prompt)]).collect())
+    let reply = match args.raw {
+        true => chat.complete(&model.tokenize(&prompt)),
+        false => chat.send_messages(messages(args.system.as_deref().filter(|_| kept == 0), prompt)),
     };
     let reply = reply.map_err(|error| match error {
         shohin::Error::Engine(shohin::core::Error::ContextFull { position, adding, capacity }) => {
-            too_long(&model, position + adding, capacity, "; --overflow shift reads on")
+            too_long(model, position + adding, capacity, "; --overflow shift reads on")
         }
         other => other.into(),
     })?;
@@ -141,7 +147,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     let (finish, timings) = follow(reply, &mut |piece| {
         tokens.extend_from_slice(&piece.tokens);
         if args.logprobs.is_some() && piece.token.is_some() {
-            logprobs.push(logprob_json(&model, piece));
+            logprobs.push(logprob_json(model, piece));
         }
         if !args.json && !piece.text.is_empty() {
             write_model_text(&mut out, &piece.text, terminal)?;
@@ -150,36 +156,17 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
         }
         Ok(())
     })?;
-    let (text, reason) = (&finish.text, finish.reason);
+    let reason = finish.reason;
     if let Some(line) = recovered(&chat, 0) {
         terminal::remark(line);
     }
     if args.json {
-        let mut object = json!({
-            "model": model.name(),
-            "text": text,
-            "tokens": tokens,
-            "finish_reason": reason.code(),
-            "prompt_tokens": finish.usage.prompt_tokens,
-            "reply_tokens": finish.usage.completion_tokens,
-            "dropped_tokens": finish.usage.dropped_tokens,
-            "seed": seed,
-            "weights_cached": model.is_cached(),
-            "timings": timings_json(&model, &timings),
-        });
+        let mut object = reply_json(model, &finish, &timings);
+        object["tokens"] = tokens.into();
+        object["seed"] = seed.into();
         if args.speculation.is_used() {
             let guesses = chat.guesses();
             object["guesses"] = json!({ "checked": guesses.checked, "right": guesses.right });
-        }
-        let ChatMessage { content, reasoning, tool_calls, .. } = &finish.message;
-        if reasoning.is_some() || !tool_calls.is_empty() {
-            object["content"] = content.as_str().into();
-        }
-        if let Some(reasoning) = reasoning {
-            object["reasoning"] = reasoning.as_str().into();
-        }
-        if !tool_calls.is_empty() {
-            object["tool_calls"] = tool_calls.iter().map(call_json).collect();
         }
         if args.logprobs.is_some() {
             object["logprobs"] = Value::Array(logprobs);
@@ -198,12 +185,41 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     if let Some(path) = &args.session {
         session::save(&mut chat, path)?;
     }
-    finish_caching(&model);
     match turn::cut_off(chat.options(), reason) {
         _ if reason == Reason::Cancelled => Err(CliError::Interrupted),
         Some(what) => Err(CliError::CutOff(format!("{what}: ended by {}", reason_text(reason)))),
         None => Ok(()),
     }
+}
+
+/// A conversation with one message.
+fn messages(system: Option<&str>, prompt: String) -> Vec<ChatMessage> {
+    let system = system.map(|text| ChatMessage::new(Role::System, text));
+    system.into_iter().chain([ChatMessage::new(Role::User, prompt)]).collect()
+}
+
+fn reply_json(model: &Model, finish: &Finish, timings: &Timings) -> Value {
+    let mut object = json!({
+        "model": model.name(),
+        "text": finish.text,
+        "finish_reason": finish.reason.code(),
+        "prompt_tokens": finish.usage.prompt_tokens,
+        "reply_tokens": finish.usage.completion_tokens,
+        "dropped_tokens": finish.usage.dropped_tokens,
+        "weights_cached": model.is_cached(),
+        "timings": timings_json(model, timings),
+    });
+    let ChatMessage { content, reasoning, tool_calls, .. } = &finish.message;
+    if reasoning.is_some() || !tool_calls.is_empty() {
+        object["content"] = content.as_str().into();
+    }
+    if let Some(reasoning) = reasoning {
+        object["reasoning"] = reasoning.as_str().into();
+    }
+    if !tool_calls.is_empty() {
+        object["tool_calls"] = tool_calls.iter().map(call_json).collect();
+    }
+    object
 }
 
 /// The prompt does not fit; `more` is what else helps.
@@ -226,7 +242,7 @@ fn call_json(call: &FunctionCall) -> Value {
 
 fn prompt(args: &RunArgs) -> Result<String> {
     let text = match (&args.prompt, &args.file) {
-        (_, Some(file)) => terminal::read_text(file)?,
+        (_, Some(file)) => read_text(file)?,
         (Some(prompt), None) if prompt != "-" => {
             if Path::new(prompt).is_file() {
                 terminal::remark(
@@ -235,7 +251,7 @@ fn prompt(args: &RunArgs) -> Result<String> {
             }
             prompt.clone()
         }
-        _ => terminal::read_text(Path::new("-"))?,
+        _ => read_text(Path::new("-"))?,
     };
     // The line end belongs to the file, not to the message.
     let text = if args.raw { &text } else { text.trim_end_matches(['\n', '\r']) };
@@ -247,16 +263,6 @@ fn prompt(args: &RunArgs) -> Result<String> {
     Ok(text.into())
 }
 
-pub(crate) fn reason_text(reason: Reason) -> &'static str {
-    match reason {
-        Reason::Stop => "the model",
-        Reason::StopString => "a stop text",
-        Reason::Length => "--max-tokens",
-        Reason::ContextFull => "a full context",
-        Reason::Cancelled => "Ctrl-C",
-    }
-}
-
 fn timings_json(model: &Model, t: &Timings) -> Value {
     let ms = |time: std::time::Duration| round(time.as_secs_f64() * 1e3);
     json!({
@@ -266,11 +272,6 @@ fn timings_json(model: &Model, t: &Timings) -> Value {
         "reply_ms": ms(t.reply_time),
         "reply_tokens_per_second": round(t.reply_speed()),
     })
-}
-
-/// Rounds to three decimals; more would be noise.
-pub(crate) fn round(x: f64) -> f64 {
-    (x * 1e3).round() / 1e3
 }
 
 fn logprob_json(model: &Model, piece: &Piece) -> Value {

@@ -4,6 +4,9 @@ use crate::args::whole;
 use clap::Args;
 use shohin::SamplerConfig;
 
+/// Heading of options that are rarely needed, which only `--help` shows.
+const RARE: &str = "Sampling, rarely needed";
+
 /// Sampling parameters. Options override single values of the preset.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling")]
@@ -24,7 +27,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
     /// Sample from the most typical tokens with total probability P
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = RARE, hide_short_help = true)]
     pub(crate) typical_p: Option<f32>,
     /// Divide the logits of recent tokens by this factor (1: off)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -36,19 +39,19 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Number of tokens that count as recent
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>, help_heading = RARE, hide_short_help = true)]
     pub(crate) penalty_last_n: Option<usize>,
     /// Strength of DRY, which penalizes repeated phrases (0: off, 0.8 is usual)
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = RARE, hide_short_help = true)]
     pub(crate) dry_multiplier: Option<f32>,
     /// Growth of DRY's penalty with the length of the repetition
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = RARE, hide_short_help = true)]
     pub(crate) dry_base: Option<f32>,
     /// Shortest repetition that is penalized, in tokens
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>, help_heading = RARE, hide_short_help = true)]
     pub(crate) dry_allowed_length: Option<usize>,
     /// Number of tokens DRY searches
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>, help_heading = RARE, hide_short_help = true)]
     pub(crate) dry_last_n: Option<usize>,
     /// Seed: the same seed gives the same text [default: random]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<u64>)]

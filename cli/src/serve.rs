@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-/// Most of --prompt-tokens: with a token of each of the other replies, at most 64, a step has no more than a device takes.
+/// Maximum of --prompt-tokens: with a token of each of the other replies, at most 64, a step has no more than a device takes.
 const PROMPT_TOKENS: i64 = 65_536 - 64;
 
 /// Serve a model to programs that speak OpenAI's or Anthropic's HTTP interface
@@ -29,12 +29,12 @@ Examples:
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
 
 Only programs on this machine can connect, unless --host is set; then set --api-key, too.
-There is no TLS: put a proxy in front of it.")]
+TLS is not supported: put a proxy in front of it.")]
 pub(crate) struct ServeArgs {
-    /// Address to listen at
+    /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: IpAddr,
-    /// Port to listen at; 0 takes a free one
+    /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
     /// Key that requests must have, as in "Authorization: Bearer KEY" or "x-api-key: KEY"
@@ -43,20 +43,21 @@ pub(crate) struct ServeArgs {
     /// Name of the model in requests and answers [default: the file's]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Most replies computed at once, 1 to 64; each may need the memory of a context
+    /// Maximum concurrent replies, 1 to 64; each may need the memory of a context
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
     parallel: u8,
-    /// Most requests that wait; others are refused with status 429
+    /// Maximum waiting requests; others are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     queue: u16,
-    /// Most prompt tokens computed between two tokens of the other replies, on GPUs at most 4096 with these [default: 64; with CUDA, 512 less --parallel]
+    /// Prompt tokens per step while other replies generate; on GPUs at most 4096 with theirs [default: 64; with CUDA, 512 less
+    /// --parallel]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=PROMPT_TOKENS))]
     prompt_tokens: Option<u16>,
     /// Keep the keys and values of ended replies while those of all replies take at most BYTES (such as 500M or 2G), for
     /// prompts that begin like theirs [default: what --parallel contexts take]
     #[arg(long, value_name = "BYTES", value_parser = byte_count::<usize>)]
     prefix_cache: Option<usize>,
-    /// Most connections
+    /// Maximum number of connections
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     connections: u16,
     /// Seconds that a request may take
@@ -65,13 +66,16 @@ pub(crate) struct ServeArgs {
     /// Seconds for replies to end after Ctrl-C or SIGTERM
     #[arg(long, value_name = "N", default_value_t = 30)]
     grace: u32,
-    /// Origin of a page that may ask, such as https://example.com, or * for all (repeatable)
+    /// Origin of a page that may send requests, such as https://example.com, or * for all; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
-pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
-    let name = args.name.clone().or_else(|| model.model.as_deref().and_then(file_name));
+pub(crate) fn run(args: &ServeArgs) -> Result {
+    let model = &args.model;
+    let name = args.name.clone().or_else(|| model.file.model.as_deref().and_then(file_name));
     let name = name.unwrap_or_else(|| "sprout".into());
     let mut options = ServerOptions::new(name);
     options.address = SocketAddr::new(args.host, args.port);
@@ -89,7 +93,7 @@ pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
     finish_caching(&loaded);
     model.remark_on(&loaded, false);
     if !args.host.is_loopback() && args.api_key.is_none() {
-        remark("(everyone who can reach this machine can ask: there is no --api-key)");
+        remark("(everyone who can reach this machine can send requests: no --api-key is set)");
     }
     let name = options.model.clone();
     let told = settings(&loaded);

@@ -4,7 +4,7 @@ use crate::error::{CliError, Result, file_error};
 use shohin::{Chat, new_file};
 use std::path::Path;
 
-/// Goes on with the conversation in the file; returns the number of its messages, 0 if there is no file yet. A file that could
+/// Resumes the conversation in the file; returns the number of its messages, 0 if there is no file yet. A file that could
 /// not be written at the end is an error before the conversation.
 pub(crate) fn open(chat: &mut Chat, path: &Path) -> Result<usize> {
     if path.try_exists().is_ok_and(|exists| !exists) {

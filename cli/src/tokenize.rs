@@ -1,8 +1,9 @@
 //! `shohin tokenize`: text to ids and back.
 
 use crate::error::{CliError, Context, Result};
-use crate::model::{ModelArgs, token_text};
-use crate::terminal::{read_text, write_model_text};
+use crate::input::read_text;
+use crate::model::{FileArgs, token_text};
+use crate::terminal::write_model_text;
 use clap::Args;
 use serde_json::Value;
 use shohin::core::Tokenizer;
@@ -48,12 +49,14 @@ pub(crate) struct TokenizeArgs {
     /// Print one token per line: id and text
     #[arg(long, conflicts_with_all = ["json", "decode"])]
     pieces: bool,
+    #[command(flatten)]
+    file: FileArgs,
 }
 
-pub(crate) fn tokenize(args: &TokenizeArgs, model: &ModelArgs) -> Result {
-    let file = model.open()?;
+pub(crate) fn tokenize(args: &TokenizeArgs) -> Result {
+    let file = args.file.open()?;
     // Only the header is needed: the tokenizer of a model that cannot run works too.
-    let gguf = file.gguf(&model.read_options())?;
+    let gguf = file.gguf(&args.file.read_options())?;
     let tokenizer = Tokenizer::from_gguf(&gguf).context(file.name())?;
     let input = match args.input.as_slice() {
         [] => read_text(Path::new("-"))?,

@@ -2,9 +2,9 @@
 
 use crate::args::whole;
 use crate::error::{CliError, Context, Result};
+use crate::input::read_text;
 use crate::model::ModelArgs;
 use crate::sampling::SamplingArgs;
-use crate::terminal;
 use clap::{Args, ValueEnum};
 use serde_json::value::RawValue;
 use shohin::core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, function_name};
@@ -55,11 +55,11 @@ pub(crate) struct FormatArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct SpeculationArgs {
-    /// Guess tokens from what followed the same words before, and check several at once: the same replies (on a GPU but for
-    /// near ties), faster where they repeat the prompt
+    /// Speculative decoding by prompt lookup: the same replies (on a GPU but for near ties), faster where they repeat the
+    /// prompt
     #[arg(long)]
     pub(crate) speculate: bool,
-    /// Guess tokens with this smaller model, which has the same vocabulary
+    /// Speculative decoding with this smaller model, which has the same vocabulary
     #[arg(long, value_name = "MODEL", conflicts_with = "speculate")]
     pub(crate) draft: Option<PathBuf>,
 }
@@ -75,7 +75,7 @@ impl SpeculationArgs {
             chat.speculate(&Speculation::PromptLookup)?;
         }
         if let Some(draft) = &self.draft {
-            let args = ModelArgs { model: Some(draft.clone()), lora: Vec::new(), ..model.clone() };
+            let args = model.of_draft(draft);
             chat.speculate(&Speculation::Draft(args.load().context("--draft")?))?;
         }
         Ok(())
@@ -200,7 +200,7 @@ fn response_format(args: &FormatArgs) -> Result<ResponseFormat> {
             (Some(regex), _) => ResponseFormat::Regex(regex.clone()),
             (None, Some(grammar)) if grammar.contains("::=") => ResponseFormat::Grammar(grammar.clone()),
             (None, Some(path)) => {
-                let read = terminal::read_text(Path::new(path));
+                let read = read_text(Path::new(path));
                 ResponseFormat::Grammar(read.context("--grammar, a file or a text with ::=").usage()?)
             }
             (None, None) => ResponseFormat::Text,
@@ -215,7 +215,7 @@ fn text(argument: &str) -> Result<String> {
     if trimmed.starts_with(['{', '[']) || matches!(trimmed, "true" | "false") {
         return Ok(argument.into());
     }
-    terminal::read_text(Path::new(argument))
+    read_text(Path::new(argument))
 }
 
 /// Function descriptions, each a JSON text.

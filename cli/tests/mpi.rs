@@ -261,7 +261,7 @@ fn a_killed_rank_ends_the_job_and_the_session_goes_on() {
     fs::copy(&session, &copy).unwrap();
     let output = finish(shohin(&kept), &format!("{}\n", messages[1]));
     let note = String::from_utf8_lossy(&output.stderr);
-    assert!(note.contains("(goes on after 2 messages)"), "the second reply was complete: {note}");
+    assert!(note.contains("(resumed after 2 messages)"), "the second reply was complete: {note}");
     assert_eq!(stdout(&output), want);
     let again = with(&chat, &["--session", copy.to_str().unwrap(), "--split", "pipeline:2"]);
     let said = stdout(&finish(job(&alike(2, &again)), &format!("{}\n", messages[1]))).replace('\r', "");

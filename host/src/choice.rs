@@ -140,11 +140,11 @@ impl Measurements {
         lines.push((key.into(), speeds));
         let dir = self.0.parent().unwrap_or(&self.0);
         fs::create_dir_all(dir)?;
-        let mut file = tempfile::NamedTempFile::new_in(dir)?;
+        let mut file = NewFile::create(&self.0)?;
         for (key, Speeds { cpu, device }) in &lines[lines.len().saturating_sub(MAX)..] {
             writeln!(file, "{key} {cpu} {device}")?;
         }
-        file.persist(&self.0)?;
+        file.finish()?;
         Ok(())
     }
 }

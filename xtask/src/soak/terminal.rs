@@ -88,7 +88,7 @@ impl Terminal<'_> {
     fn goes_on(&self, after: &str) -> Result<()> {
         let found = self.run(&["chat", "--session", SESSION, "--context", CONTEXT])?;
         let said = String::from_utf8_lossy(&found.stderr);
-        if !found.status.success() || !said.contains("(goes on after ") {
+        if !found.status.success() || !said.contains("(resumed after ") {
             return Err(format!("a chat did not go on {after}: {}, {said:?}", found.status));
         }
         let found = self.run(&["run", "--session", SESSION, "-n", "4", "--context", CONTEXT, "Hello!"])?;

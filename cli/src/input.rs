@@ -1,0 +1,65 @@
+//! Texts from files and standard input.
+
+use crate::error::{CliError, Result, file_error};
+use crate::terminal::{bytes, remark};
+use std::fs::File;
+use std::io::{self, BufRead, IsTerminal, Read};
+use std::path::Path;
+
+/// The name of an input in messages.
+pub(crate) fn place(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".into() } else { path.display().to_string() }
+}
+
+/// Maximum bytes of a text, and of a line: more than any model's context.
+pub(crate) const MAX_TEXT: usize = 64 << 20;
+
+/// The text of a file, or of standard input for `-`.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    let mut bytes = Vec::new();
+    if path == Path::new("-") {
+        let stdin = io::stdin().lock();
+        if stdin.is_terminal() {
+            remark("(reading standard input; end it with Ctrl-D)");
+        }
+        stdin.take(MAX_TEXT as u64 + 1).read_to_end(&mut bytes)?;
+    } else {
+        let file = File::open(path).map_err(|e| file_error("read", path, &e))?;
+        file.take(MAX_TEXT as u64 + 1).read_to_end(&mut bytes).map_err(|e| file_error("read", path, &e))?;
+    }
+    if bytes.len() > MAX_TEXT {
+        return Err(CliError::new(format_args!("{}: longer than {}", place(path), too_much())));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        let (place, at) = (place(path), e.utf8_error().valid_up_to());
+        CliError::new(format_args!("{place}: expected UTF-8 text, found other bytes at offset {at}"))
+    })
+}
+
+/// The next line of an input, without its end; `None` at the end of the input. Bytes that are not UTF-8 become
+/// U+FFFD.
+///
+/// # Errors
+/// If it is longer than [`MAX_TEXT`].
+pub(crate) fn read_line(input: &mut impl BufRead) -> Result<Option<String>> {
+    let mut bytes = Vec::new();
+    let read = input.take(MAX_TEXT as u64 + 1).read_until(b'\n', &mut bytes)?;
+    if read == 0 {
+        return Ok(None);
+    }
+    if bytes.len() > MAX_TEXT {
+        return Err(CliError::new(format_args!("a line of standard input is longer than {}", too_much())));
+    }
+    if bytes.ends_with(b"\n") {
+        bytes.truncate(bytes.len() - if bytes.ends_with(b"\r\n") { 2 } else { 1 });
+    }
+    let text = String::from_utf8(bytes).unwrap_or_else(|error| {
+        remark("(bytes that are not UTF-8 were replaced)");
+        String::from_utf8_lossy(error.as_bytes()).into_owned()
+    });
+    Ok(Some(text))
+}
+
+fn too_much() -> String {
+    format!("{}, the maximum", bytes(MAX_TEXT as u64))
+}
