@@ -4,6 +4,7 @@ use crate::devices::{DeviceName, Fallback, FoundDevice, other_devices};
 use crate::error::Result;
 use crate::file::ModelFile;
 use crate::model::Model;
+use crate::new_file::NewFile;
 use crate::weight_cache::WeightCache;
 use sha2::{Digest, Sha256};
 use std::fmt::Debug;
@@ -144,8 +145,7 @@ impl Measurements {
         for (key, Speeds { cpu, device }) in &lines[lines.len().saturating_sub(MAX)..] {
             writeln!(file, "{key} {cpu} {device}")?;
         }
-        file.finish()?;
-        Ok(())
+        file.finish()
     }
 }
 
