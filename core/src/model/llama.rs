@@ -10,9 +10,38 @@
 #![forbid(unsafe_code)]
 
 use super::config::{Architecture, ModelConfig};
+use super::hugging_face::{
+    Absent, DECODER, DIMENSIONS, Described, FEED_FORWARD, HuggingFace, INTERLEAVED_QUERIES_KEYS, PLAIN,
+    Setting, SettingValue,
+};
 use super::program::{Builder, Output, Program, RopePairing};
 
-pub(super) const LLAMA: Architecture = Architecture { name: "llama", experts: false, program };
+pub(super) const LLAMA: Described = Described {
+    architecture: Architecture { name: "llama", experts: false, program },
+    folder: HuggingFace {
+        model_type: "llama",
+        classes: &["LlamaForCausalLM"],
+        fixed: &[PLAIN],
+        settings: &[DIMENSIONS, SETTINGS],
+        tensors: &[DECODER, INTERLEAVED_QUERIES_KEYS, FEED_FORWARD],
+    },
+};
+
+/// What llama.cpp's converter writes for no other architecture.
+const SETTINGS: &[Setting] = &[
+    Setting {
+        names: &[],
+        key: "rope.dimension_count",
+        value: SettingValue::Whole(|c| c.head_dim),
+        absent: Absent::Same("attention.key_length"),
+    },
+    Setting {
+        names: &["vocab_size"],
+        key: "vocab_size",
+        value: SettingValue::Whole(|c| c.vocab_size),
+        absent: Absent::Refused,
+    },
+];
 
 fn program(c: &ModelConfig) -> Program {
     let mut p = Builder::new(c.heads(), c.rope(), RopePairing::Interleaved, c.rms_norm_eps);

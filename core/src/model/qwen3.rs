@@ -16,10 +16,33 @@
 #![forbid(unsafe_code)]
 
 use super::config::{Architecture, ModelConfig};
+use super::hugging_face::{
+    DECODER, DIMENSIONS, Described, EXPERTS, FEED_FORWARD, HEAD_NORMS, HuggingFace, MIXTURE, PLAIN,
+    QUERIES_KEYS, SPARSE,
+};
 use super::program::{Builder, Output, Program, RopePairing};
 
-pub(super) const QWEN3: Architecture = Architecture { name: "qwen3", experts: false, program };
-pub(super) const QWEN3MOE: Architecture = Architecture { name: "qwen3moe", experts: true, program };
+pub(super) const QWEN3: Described = Described {
+    architecture: Architecture { name: "qwen3", experts: false, program },
+    folder: HuggingFace {
+        model_type: "qwen3",
+        classes: &["Qwen3ForCausalLM"],
+        fixed: &[PLAIN],
+        settings: &[DIMENSIONS],
+        tensors: &[DECODER, QUERIES_KEYS, HEAD_NORMS, FEED_FORWARD],
+    },
+};
+
+pub(super) const QWEN3MOE: Described = Described {
+    architecture: Architecture { name: "qwen3moe", experts: true, program },
+    folder: HuggingFace {
+        model_type: "qwen3_moe",
+        classes: &["Qwen3MoeForCausalLM"],
+        fixed: &[PLAIN, SPARSE],
+        settings: &[DIMENSIONS, MIXTURE],
+        tensors: &[DECODER, QUERIES_KEYS, HEAD_NORMS, EXPERTS],
+    },
+};
 
 fn program(c: &ModelConfig) -> Program {
     let mut p = Builder::new(c.heads(), c.rope(), RopePairing::Neox, c.rms_norm_eps);

@@ -4,6 +4,7 @@
 use alloc::vec::Vec;
 
 use super::config::{Architecture, ExpertsConfig, ModelConfig};
+use super::hugging_face::HuggingFace;
 use super::llama::LLAMA;
 use super::program::TensorRole;
 use super::qwen3::{QWEN3, QWEN3MOE};
@@ -12,20 +13,93 @@ use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Header};
 use crate::quant::{Format, WeightClass};
 
+/// The architectures, and their folders in a table of its own: programs that convert nothing do without it.
+macro_rules! architectures {
+    ($($described:ident),*) => {
+        const ALL: &[Architecture] = &[$($described.architecture),*];
+        const FOLDERS: &[HuggingFace] = &[$($described.folder),*];
+        const NAMES: &[&str] = &[$($described.architecture.name),*];
+        const CLASSES: &[&str] = &[$($described.folder.classes[0],)* "these with Model for ForCausalLM"];
+    };
+}
+
+architectures![QWEN3, QWEN3MOE, LLAMA];
+
+/// The architecture of the published models.
+const PUBLISHED: &Architecture = &{ QWEN3.architecture };
+
 impl Architecture {
     /// Every supported architecture.
-    pub const ALL: &'static [&'static Architecture] = &[&QWEN3, &QWEN3MOE, &LLAMA];
+    pub const ALL: &'static [Architecture] = ALL;
+
+    /// Their names, as errors say them.
+    pub const NAMES: &'static str = text(&joined::<{ joined_len(NAMES) }>(NAMES));
 
     /// The architecture called `name`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for an unknown name.
     pub fn named(name: &str) -> Result<&'static Architecture> {
-        Self::ALL.iter().copied().find(|a| a.name == name).ok_or(error!(Unsupported {
+        Self::ALL.iter().find(|a| a.name == name).ok_or(error!(Unsupported {
             key: Name::new("general.architecture"),
             found: Name::new(name),
-            expected: "qwen3, qwen3moe or llama",
+            expected: Self::NAMES,
         }))
+    }
+}
+
+impl HuggingFace {
+    /// The names of architectures in `config.json`, as errors say them.
+    pub const CLASSES: &'static str = text(&joined::<{ joined_len(CLASSES) }>(CLASSES));
+
+    /// Every architecture and its folders.
+    pub fn all() -> impl Iterator<Item = (&'static Architecture, &'static HuggingFace)> {
+        ALL.iter().zip(FOLDERS)
+    }
+
+    /// The folders of an architecture; `None` for one that is not of [`Architecture::ALL`].
+    pub fn of(architecture: &Architecture) -> Option<&'static HuggingFace> {
+        Self::all().find_map(|(known, folder)| (known == architecture).then_some(folder))
+    }
+}
+
+/// What is before name `i` of `count` in `a, b or c`.
+const fn separator(i: usize, count: usize) -> &'static str {
+    match i {
+        0 => "",
+        _ if i + 1 == count => " or ",
+        _ => ", ",
+    }
+}
+
+const fn joined_len(names: &[&str]) -> usize {
+    let (mut len, mut i) = (0, 0);
+    while i < names.len() {
+        len += separator(i, names.len()).len() + names[i].len();
+        i += 1;
+    }
+    len
+}
+
+/// The text `a, b or c`, which is known before a program runs: it needs no memory.
+const fn joined<const LEN: usize>(names: &[&str]) -> [u8; LEN] {
+    let (mut text, mut len, mut i) = ([0; LEN], 0, 0);
+    while i < names.len() {
+        let parts = [separator(i, names.len()).as_bytes(), names[i].as_bytes()];
+        let mut k = 0;
+        while k < parts[0].len() + parts[1].len() {
+            text[len] = if k < parts[0].len() { parts[0][k] } else { parts[1][k - parts[0].len()] };
+            (len, k) = (len + 1, k + 1);
+        }
+        i += 1;
+    }
+    text
+}
+
+const fn text(bytes: &'static [u8]) -> &'static str {
+    match core::str::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(_) => "",
     }
 }
 
@@ -132,7 +206,7 @@ impl ModelVariant {
         };
         ModelVariant::KNOWN
             .into_iter()
-            .filter(|_| *config.architecture == QWEN3 && config.depth_routers.is_empty())
+            .filter(|_| config.architecture == PUBLISHED && config.depth_routers.is_empty())
             .find(|v| v.is_ternary() == ternary && v.config().is_some_and(|c| dims(&c) == dims(config)))
             .unwrap_or(ModelVariant::Custom)
     }
@@ -176,7 +250,7 @@ impl ModelVariant {
             }
         };
         ModelConfig {
-            architecture: &QWEN3,
+            architecture: PUBLISHED,
             hidden_size: h,
             num_layers: l,
             num_attention_heads: q,
@@ -316,7 +390,7 @@ mod tests {
     #[test]
     fn unknown_architectures_are_told_those_that_run() {
         let error = Architecture::named("gemma").unwrap_err().to_string();
-        assert!(Architecture::ALL.iter().all(|known| error.contains(known.name)), "{error}");
+        assert!(error.ends_with("expected qwen3, qwen3moe or llama"), "{error}");
     }
 
     /// Parameter counts of the Qwen3 base models, and sizes of the published files.

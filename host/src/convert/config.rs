@@ -3,16 +3,18 @@
 use super::ConvertError;
 use super::json::{need_whole, number, present, string, whole, wrong};
 use super::tensor::{LONG_ROPE, ROPE_FACTORS, SHORT_ROPE};
-use serde_json::{Value, json};
+use serde_json::Value;
 use shohin_core::ModelConfig;
-use shohin_core::gguf::GgufWriter;
-use shohin_core::model::{Rope, RopeScaling};
+use shohin_core::gguf::{GgufWriter, Value as Metadata};
+use shohin_core::model::hugging_face::{Absent, Setting, SettingValue};
+use shohin_core::model::{Architecture, HuggingFace, Rope, RopeScaling};
 use std::collections::BTreeMap;
 
 /// A model's dimensions, as far as tensors depend on them.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
-    pub(super) architecture: Architecture,
+    pub(super) architecture: &'static Architecture,
+    pub(super) folder: &'static HuggingFace,
     pub(super) layers: u32,
     pub(super) hidden: u32,
     pub(super) head_dim: u32,
@@ -35,75 +37,12 @@ pub(super) struct Config {
     pub(super) rope_factors: Vec<(&'static str, Vec<f32>)>,
 }
 
-/// An architecture's name in `config.json` and in GGUF, and how it rotates keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Architecture {
-    Qwen3,
-    Qwen3Moe,
-    Llama,
-}
-
-impl Architecture {
-    const ALL: [Architecture; 3] = [Architecture::Qwen3, Architecture::Qwen3Moe, Architecture::Llama];
-
-    /// The name in GGUF.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Architecture::Qwen3 => "qwen3",
-            Architecture::Qwen3Moe => "qwen3moe",
-            Architecture::Llama => "llama",
-        }
-    }
-
-    /// The model type in `config.json`.
-    pub(super) fn model_type(self) -> &'static str {
-        match self {
-            Architecture::Qwen3 => "qwen3",
-            Architecture::Qwen3Moe => "qwen3_moe",
-            Architecture::Llama => "llama",
-        }
-    }
-
-    /// The name in `config.json`.
-    pub(super) fn class(self) -> &'static str {
-        self.classes()[0]
-    }
-
-    /// The names in `config.json`: with the head, and without it, as models of embeddings are saved.
-    fn classes(self) -> [&'static str; 2] {
-        match self {
-            Architecture::Qwen3 => ["Qwen3ForCausalLM", "Qwen3Model"],
-            Architecture::Qwen3Moe => ["Qwen3MoeForCausalLM", "Qwen3MoeModel"],
-            Architecture::Llama => ["LlamaForCausalLM", "LlamaModel"],
-        }
-    }
-
-    /// The architecture of a GGUF file.
-    pub(super) fn named(name: &str) -> Result<Architecture, ConvertError> {
-        let mut all = Architecture::ALL.into_iter();
-        all.find(|architecture| architecture.name() == name).ok_or_else(|| ConvertError::Value {
-            key: "general.architecture".into(),
-            found: name.into(),
-            expected: "qwen3, qwen3moe or llama",
-        })
-    }
-
-    /// Whether GGUF files have the rows of queries and keys in another order; see
-    /// [`Order`](super::tensor::Order).
-    pub(super) fn interleaves(self) -> bool {
-        matches!(self, Architecture::Llama)
-    }
-}
-
-/// Settings that would change the result if they were ignored, unless they are absent or false.
-const REFUSED: [(&str, &str); 3] =
-    [("attention_bias", "false"), ("mlp_bias", "false"), ("use_sliding_window", "false")];
-
 impl Config {
     /// That of a model in GGUF, as far as its adapters depend on it.
     pub(super) fn of_model(c: &ModelConfig) -> Result<Config, ConvertError> {
         Ok(Config {
-            architecture: Architecture::named(c.architecture.name)?,
+            architecture: c.architecture,
+            folder: folder_of(c)?,
             layers: c.num_layers as u32,
             hidden: c.hidden_size as u32,
             head_dim: c.head_dim as u32,
@@ -122,72 +61,138 @@ impl Config {
 
     /// Reads `config.json`, and sets the keys of the architecture.
     pub(super) fn read(root: &Value, w: &mut GgufWriter) -> Result<Config, ConvertError> {
-        let names = root.get("architectures").and_then(Value::as_array).and_then(|all| all.first());
-        let class = names.and_then(Value::as_str);
-        let is_named = |one: &Architecture| class.is_some_and(|class| one.classes().contains(&class));
-        let architecture = Architecture::ALL.into_iter().find(is_named).ok_or_else(|| {
-            let expected =
-                "Qwen3ForCausalLM, Qwen3MoeForCausalLM, LlamaForCausalLM or these with Model for ForCausalLM";
-            wrong("architectures", names, expected)
-        })?;
-        for (key, expected) in REFUSED {
-            if let Some(value) = present(root, key).filter(|value| **value != Value::Bool(false)) {
-                return Err(wrong(key, Some(value), expected));
+        let (architecture, folder) = named(root)?;
+        for fixed in folder.fixed.iter().copied().flatten() {
+            let same = serde_json::from_str::<Value>(fixed.json).ok();
+            if let Some(value) = present(root, fixed.name).filter(|value| Some(*value) != same.as_ref()) {
+                return Err(wrong(fixed.name, Some(value), fixed.expected));
             }
         }
         whole_rotation(root)?;
-        match string(root, "hidden_act")? {
-            None | Some("silu") => {}
-            Some(_) => return Err(wrong("hidden_act", root.get("hidden_act"), "silu")),
-        }
-        let (hidden, heads) = (need_whole(root, "hidden_size")?, need_whole(root, "num_attention_heads")?);
-        let head_dim = match whole(root, "head_dim")? {
-            Some(head_dim) => head_dim,
-            None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
-            None => return Err(wrong("head_dim", None, "a whole number of 32 bits")),
-        };
+        let settings = Settings::read(root, folder)?;
+        let (head_dim, context) = (settings.whole("attention.key_length"), settings.whole(CONTEXT));
         if head_dim as usize > ModelConfig::MAX_HEAD_DIM {
             let (found, max) = (head_dim.into(), ModelConfig::MAX_HEAD_DIM as u64);
             return Err(shohin_core::Error::Limit { what: "head_dim", found, max }.into());
         }
         let mut config = Config {
             architecture,
-            layers: need_whole(root, "num_hidden_layers")?,
-            hidden,
+            folder,
+            layers: settings.whole("block_count"),
+            hidden: settings.whole("embedding_length"),
             head_dim,
-            context: need_whole(root, "max_position_embeddings")?,
-            epsilon: number(root, "rms_norm_eps")?.ok_or_else(|| wrong("rms_norm_eps", None, "a number"))?,
-            heads,
-            kv_heads: whole(root, "num_key_value_heads")?.unwrap_or(heads),
+            context,
+            epsilon: settings.number("attention.layer_norm_rms_epsilon"),
+            heads: settings.whole("attention.head_count"),
+            kv_heads: settings.whole("attention.head_count_kv"),
             vocab: need_whole(root, "vocab_size")?,
-            experts: 0,
+            experts: settings.whole("expert_count"),
             tied: present(root, "tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
             mlx: Mlx::read(root)?,
             float8_block: float8_block(root)?,
             rope_factors: Vec::new(),
         };
-        let name = architecture.name();
+        let name = architecture.name;
         let key = |rest: &str| format!("{name}.{rest}");
         w.set("general.architecture", name)?;
-        w.set(&key("block_count"), config.layers)?;
-        let context = config.context;
-        w.set(&key("context_length"), scaled_context(root, context))?;
-        w.set(&key("embedding_length"), hidden)?;
-        w.set(&key("feed_forward_length"), need_whole(root, "intermediate_size")?)?;
-        w.set(&key("attention.head_count"), heads)?;
-        w.set(&key("attention.head_count_kv"), config.kv_heads)?;
-        w.set(&key("attention.key_length"), head_dim)?;
-        w.set(&key("attention.value_length"), head_dim)?;
-        w.set(&key("attention.layer_norm_rms_epsilon"), config.epsilon)?;
-        if architecture == Architecture::Qwen3Moe {
-            config.experts = experts(root, &key, w)?;
-        }
-        if architecture == Architecture::Llama {
-            w.set(&key("rope.dimension_count"), head_dim)?;
-            w.set(&key("vocab_size"), config.vocab)?;
+        for (rest, value) in settings.0 {
+            let value = if rest == CONTEXT { scaled_context(root, context).into() } else { value };
+            w.set(&key(rest), value)?;
         }
         config.rope_factors = rope(root, head_dim as usize, context, &key, w)?;
         Ok(config)
+    }
+}
+
+/// The longest context, which is written as it is after scaling.
+const CONTEXT: &str = "context_length";
+
+/// The architecture of a folder.
+fn named(root: &Value) -> Result<(&'static Architecture, &'static HuggingFace), ConvertError> {
+    let names = root.get("architectures").and_then(Value::as_array).and_then(|all| all.first());
+    let found = names.and_then(Value::as_str);
+    let is_found = |class: &&str| {
+        let headless = class.strip_suffix("ForCausalLM").map(|name| format!("{name}Model"));
+        found.is_some_and(|found| *class == found || headless.is_some_and(|headless| headless == found))
+    };
+    HuggingFace::all()
+        .find(|(_, folder)| folder.classes.iter().any(is_found))
+        .ok_or_else(|| wrong("architectures", names, HuggingFace::CLASSES))
+}
+
+/// What folders of a model's architecture look like.
+pub(super) fn folder_of(c: &ModelConfig) -> Result<&'static HuggingFace, ConvertError> {
+    HuggingFace::of(c.architecture).ok_or_else(|| ConvertError::Value {
+        key: "general.architecture".into(),
+        found: c.architecture.name.into(),
+        expected: Architecture::NAMES,
+    })
+}
+
+/// The settings of a folder by their keys in metadata.
+struct Settings(Vec<(&'static str, Metadata<'static>)>);
+
+impl Settings {
+    fn read(root: &Value, folder: &HuggingFace) -> Result<Settings, ConvertError> {
+        let mut settings = Settings(Vec::new());
+        for setting in folder.settings.iter().copied().flatten() {
+            let value = settings.value(root, setting)?;
+            settings.0.push((setting.key, value));
+        }
+        Ok(settings)
+    }
+
+    fn value(&self, root: &Value, setting: &Setting) -> Result<Metadata<'static>, ConvertError> {
+        let named = setting.names.iter().find_map(|name| Some((*name, present(root, name)?)));
+        let (read, expected): (fn(&Value, &str) -> Result<Option<_>, ConvertError>, _) = match setting.value {
+            SettingValue::Whole(_) => {
+                (|r, name| Ok(whole(r, name)?.map(Metadata::U32)), "a whole number of 32 bits")
+            }
+            SettingValue::Number(_) => (|r, name| Ok(number(r, name)?.map(Metadata::F32)), "a number"),
+            SettingValue::Flag(_) => (|r, name| Ok(r[name].as_bool().map(Metadata::Bool)), "true or false"),
+        };
+        let value = match named {
+            Some((name, _)) => read(root, name)?,
+            None => self.instead(setting),
+        };
+        value.ok_or_else(|| {
+            let (name, found) = named.unzip();
+            wrong(name.or(setting.names.last().copied()).unwrap_or(setting.key), found, expected)
+        })
+    }
+
+    /// What takes the place of an absent setting.
+    fn instead(&self, setting: &Setting) -> Option<Metadata<'static>> {
+        match setting.absent {
+            Absent::Refused => None,
+            Absent::False => Some(Metadata::Bool(false)),
+            Absent::Same(key) => self.get(key),
+            Absent::Quotient(dividend, divisor) => {
+                let [dividend, divisor] = [dividend, divisor].map(|key| self.whole(key));
+                let divides = divisor > 0 && dividend.is_multiple_of(divisor);
+                divides.then(|| Metadata::U32(dividend / divisor))
+            }
+        }
+    }
+
+    fn get(&self, key: &str) -> Option<Metadata<'static>> {
+        self.0.iter().find(|(known, _)| *known == key).map(|(_, value)| *value)
+    }
+
+    /// A whole number, or 0 without it.
+    fn whole(&self, key: &str) -> u32 {
+        match self.get(key) {
+            Some(Metadata::U32(value)) => value,
+            _ => 0,
+        }
+    }
+
+    /// A number, or 0 without it.
+    fn number(&self, key: &str) -> f32 {
+        match self.get(key) {
+            Some(Metadata::F32(value)) => value,
+            _ => 0.0,
+        }
     }
 }
 
@@ -198,30 +203,6 @@ fn whole_rotation(object: &Value) -> Result<(), ConvertError> {
         Some(value) => Err(wrong(key, Some(value), "1, rotation of whole heads")),
         None => Ok(()),
     }
-}
-
-/// Sets the keys of a mixture of experts; returns the number of experts in each layer.
-fn experts(root: &Value, key: &dyn Fn(&str) -> String, w: &mut GgufWriter) -> Result<u32, ConvertError> {
-    if let Some(step) = present(root, "decoder_sparse_step").filter(|step| **step != 1) {
-        return Err(wrong("decoder_sparse_step", Some(step), "1, experts in every layer"));
-    }
-    if let Some(layers) = present(root, "mlp_only_layers").filter(|layers| **layers != json!([])) {
-        return Err(wrong("mlp_only_layers", Some(layers), "no layers"));
-    }
-    // The name in folders that transformers 5 writes.
-    let count = match whole(root, "num_experts")? {
-        Some(count) => count,
-        None => need_whole(root, "num_local_experts")?,
-    };
-    w.set(&key("expert_count"), count)?;
-    w.set(&key("expert_used_count"), need_whole(root, "num_experts_per_tok")?)?;
-    w.set(&key("expert_feed_forward_length"), need_whole(root, "moe_intermediate_size")?)?;
-    let normalize = present(root, "norm_topk_prob");
-    let normalize = normalize.map_or(Some(false), Value::as_bool);
-    let normalize =
-        normalize.ok_or_else(|| wrong("norm_topk_prob", root.get("norm_topk_prob"), "true or false"))?;
-    w.set(&key("expert_weights_norm"), normalize)?;
-    Ok(count)
 }
 
 /// What `scaling` divides the frequencies of heads with `head_dim` elements by.

@@ -1,6 +1,6 @@
 //! A model as a Hugging Face folder: `config.json`, the tokenizer's files and `model.safetensors`.
 
-use super::config::{Architecture, rope_factors};
+use super::config::{folder_of, rope_factors};
 use super::file_type::FileType;
 use super::folder::{NAME, WEIGHTS, parts_of_model};
 use super::tensor::{self, ROPE_FACTORS, Tensor};
@@ -11,6 +11,7 @@ use crate::new_file::NewFile;
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use serde_json::{Map, Value, json};
 use shohin_core::gguf::Gguf;
+use shohin_core::model::hugging_face::SettingValue;
 use shohin_core::model::{ModelConfig, RopeScaling};
 use shohin_core::quant::WeightClass;
 use shohin_core::{Format, Tokenizer};
@@ -224,34 +225,26 @@ fn number(x: f32) -> Value {
 }
 
 fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<Value, ConvertError> {
-    let architecture = Architecture::named(config.architecture.name)?;
+    let folder = folder_of(config)?;
     let mut root = json!({
-        "architectures": [architecture.class()],
-        "model_type": architecture.model_type(),
-        "attention_bias": false,
+        "architectures": folder.classes[..1],
+        "model_type": folder.model_type,
         "attention_dropout": 0.0,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_context_length,
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_layers,
-        "num_key_value_heads": config.num_kv_heads,
-        "rms_norm_eps": number(config.rms_norm_eps),
         "rope_theta": number(config.rope_freq_base),
         "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": match dtype { Format::F16 => "float16", Format::Bf16 => "bfloat16", _ => "float32" },
         "vocab_size": config.vocab_size,
     });
-    if let (Some(experts), Some(root)) = (config.experts, root.as_object_mut()) {
-        root.extend([
-            ("num_experts".into(), experts.count.into()),
-            ("num_experts_per_tok".into(), experts.used.into()),
-            ("moe_intermediate_size".into(), experts.feed_forward.into()),
-            ("norm_topk_prob".into(), experts.normalize.into()),
-            ("decoder_sparse_step".into(), 1.into()),
-        ]);
+    for fixed in folder.fixed.iter().copied().flatten().filter(|fixed| fixed.written) {
+        root[fixed.name] = serde_json::from_str(fixed.json).unwrap_or_default();
+    }
+    for setting in folder.settings.iter().copied().flatten() {
+        let Some(name) = setting.names.first() else { continue };
+        root[name] = match setting.value {
+            SettingValue::Whole(of) => of(config).into(),
+            SettingValue::Number(of) => number(of(config)),
+            SettingValue::Flag(of) => of(config).into(),
+        };
     }
     if config.max_alibi_bias > 0.0 {
         return Err(ConvertError::Value {

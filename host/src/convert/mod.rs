@@ -12,6 +12,7 @@ mod float8;
 mod folder;
 mod grouped;
 mod json;
+mod names;
 mod onnx;
 mod peft;
 mod plan;

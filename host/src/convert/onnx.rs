@@ -7,8 +7,9 @@ use super::ConvertError;
 use super::config::Config;
 use super::folder::map;
 use super::grouped::{Floats, Grouped, Offset};
+use super::names::module_to_gguf;
 use super::protobuf::{Fields, Value};
-use super::tensor::{Module, Weights, gguf_name};
+use super::tensor::{Module, Weights};
 use crate::error::Result;
 use crate::map::Mmap;
 use shohin_core::{Format, quant};
@@ -361,7 +362,7 @@ impl Onnx {
                 }
             };
             let module = module_name(node.name);
-            if !expected || gguf_name(&module, config).is_err() {
+            if !expected || module_to_gguf(&module, config).is_err() {
                 // Such as a low-rank change, in `q_proj/lora_A`.
                 let mut parents = module.match_indices('.').map(|(i, _)| module.split_at(i));
                 if let Some((parent, part)) = parents.find(|(parent, _)| is_matrix(parent, config)) {
@@ -401,6 +402,9 @@ impl Onnx {
         if config.tied {
             modules.retain(|module| module.name != "lm_head");
         }
+        for module in &mut modules {
+            module.name.push_str(".weight");
+        }
         Ok(modules)
     }
 
@@ -414,11 +418,11 @@ impl Onnx {
         for (name, tensor) in tensors {
             let Some((path, part)) = name.rsplit_once('.') else { continue };
             let module = module_name(path);
-            let known = matches!(gguf_name(&module, config), Ok(Some(_)));
+            let known = matches!(module_to_gguf(&module, config), Ok(Some(_)));
             let module = match part {
                 _ if path.ends_with("final_norm_layernorm") => "model.norm".to_string(),
                 "weight" if known && module.ends_with("norm") => module,
-                "bias" if known || gguf_name(module.trim_end_matches(".Add"), config).is_ok() => {
+                "bias" if known || module_to_gguf(module.trim_end_matches(".Add"), config).is_ok() => {
                     return Err(ConvertError::tensor(name, "is not part of this architecture"));
                 }
                 _ => continue,
@@ -564,7 +568,7 @@ fn module_name(name: &str) -> String {
 
 /// Whether a module is a matrix of the model.
 fn is_matrix(module: &str, config: &Config) -> bool {
-    gguf_name(module, config).is_ok() && !module.ends_with("norm")
+    module_to_gguf(module, config).is_ok() && !module.ends_with("norm")
 }
 
 /// The format of a tensor of floats.

@@ -4,7 +4,8 @@
 use super::config::Config;
 use super::folder::{map, stored};
 use super::json::{Json, need_whole, number, present, string, wrong};
-use super::tensor::{self, Order, float, gguf_name, head_rows};
+use super::names::{InGguf, module_to_gguf};
+use super::tensor::{self, Order, float, head_rows};
 use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, is_folder, new_file};
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
@@ -213,7 +214,7 @@ fn write(
     source: &Path,
 ) -> Result<(Vec<u8>, Vec<ConvertedTensor>), ConvertError> {
     let mut w = GgufWriter::new();
-    w.set("general.architecture", base.architecture.name())?;
+    w.set("general.architecture", base.architecture.name)?;
     w.set("general.type", ADAPTER)?;
     w.set("adapter.type", "lora")?;
     let name =
@@ -247,13 +248,13 @@ fn write(
                 "is of a module that cannot be adapted, expected one of attention or of a feed-forward block";
             ConvertError::tensor(name, problem)
         };
-        let gguf = match gguf_name(path, base)? {
-            Some((gguf, None))
-                if !gguf.ends_with("norm")
-                    && gguf.starts_with("blk.")
-                    && !tensor::is_router(&format!("{gguf}.weight")) =>
+        let (gguf, order) = match module_to_gguf(path, base)? {
+            Some(InGguf { name, expert: None, order })
+                if !name.ends_with("norm.weight")
+                    && name.starts_with("blk.")
+                    && !tensor::is_router(&name) =>
             {
-                gguf
+                (name, order)
             }
             _ => return Err(refused()),
         };
@@ -267,7 +268,7 @@ fn write(
             }
         }
         let heads = [base.heads, base.kv_heads];
-        let order = match head_rows(base.architecture, &gguf, b.rows, heads)? {
+        let order = match head_rows(order, &gguf, b.rows, heads)? {
             None => Order::Same,
             Some(head) => Order::SideBySide(head),
         };
@@ -277,7 +278,7 @@ fn write(
         {
             let from = float(theirs, stored.dtype)?;
             let (to, bytes) = rows(theirs, stored, from, order, factor)?;
-            let name = format!("{gguf}.weight.lora_{suffix}");
+            let name = format!("{gguf}.lora_{suffix}");
             w.tensor(&name, &[stored.cols as u64, stored.rows as u64], to)?;
             let shape = vec![stored.rows, stored.cols];
             let len = bytes.len() as u64;

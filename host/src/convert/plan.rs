@@ -31,7 +31,7 @@ impl<'f> Plan<'f> {
     pub(super) fn of_folder(folder: &'f Folder, options: &ConvertOptions) -> Result<Self> {
         let mut w = GgufWriter::new();
         let mut config = folder.config().at(Config::read(&folder.config().root, &mut w))?;
-        pooling::write(folder, config.architecture.name(), &mut w)?;
+        pooling::write(folder, config.architecture.name, &mut w)?;
         tokenizer::write(folder, config.vocab, &mut w)?;
         let modules = folder.modules(&mut config)?;
         let tensors = tensor::of_modules(&config, modules).and_then(|tensors| {

@@ -1,13 +1,15 @@
 //! Tensors under their GGUF names, and their rows in the order and format of a GGUF file.
 
-use super::config::{Architecture, Config};
+use super::config::{Config, folder_of};
 use super::file_type::Int8;
 use super::float8::Float8;
 use super::folder::Stored;
 use super::grouped::{Grouped, mlx};
+use super::names::{self, InGguf};
 use super::{ConvertError, ConvertedTensor};
 use safetensors::tensor::Dtype;
 use shohin_core::gguf::{Gguf, TensorInfo};
+use shohin_core::model::hugging_face::RowOrder;
 use shohin_core::{Format, ModelConfig, quant};
 use std::collections::BTreeMap;
 use std::thread;
@@ -61,7 +63,7 @@ impl Order {
 
 /// A module's weights.
 pub(super) struct Module<'f> {
-    /// Its name in a folder, such as `model.layers.0.mlp.up_proj`.
+    /// The name of its weights in a folder, such as `model.layers.0.mlp.up_proj.weight`.
     pub(super) name: String,
     pub(super) rows: usize,
     pub(super) cols: usize,
@@ -86,62 +88,9 @@ pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 pub(super) const SHORT_ROPE: &str = "rope_factors_short.weight";
 pub(super) const LONG_ROPE: &str = "rope_factors_long.weight";
 
-/// Names of a layer's tensors: in a folder, and in GGUF.
-const LAYER: [(&str, &str); 12] = [
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("self_attn.o_proj", "attn_output"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-    ("mlp.gate", "ffn_gate_inp"),
-];
-
-/// Names of the matrices of a layer's experts: in a folder, which numbers them, and in GGUF, which stacks them.
-const EXPERTS: [(&str, &str); 3] =
-    [("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")];
-
 /// The router of a mixture of experts, whose weights stay floats.
 pub(super) fn is_router(name: &str) -> bool {
     name.ends_with(".ffn_gate_inp.weight")
-}
-
-/// The GGUF name of a module, without `.weight`, and the number of its expert if it has one; `None` for what GGUF files
-/// do not have.
-pub(super) fn gguf_name(
-    module: &str,
-    config: &Config,
-) -> Result<Option<(String, Option<u32>)>, ConvertError> {
-    let unknown = || ConvertError::tensor(module, "is not part of this architecture");
-    match module {
-        "model.embed_tokens" => return Ok(Some(("token_embd".into(), None))),
-        "model.norm" => return Ok(Some(("output_norm".into(), None))),
-        // The embedding itself.
-        "lm_head" if config.tied => return Ok(None),
-        "lm_head" => return Ok(Some(("output".into(), None))),
-        _ => {}
-    }
-    let (layer, rest) = module
-        .strip_prefix("model.layers.")
-        .and_then(|rest| rest.split_once('.'))
-        .and_then(|(layer, rest)| Some((layer.parse::<u32>().ok()?, rest)))
-        .filter(|(layer, _)| *layer < config.layers)
-        .ok_or_else(unknown)?;
-    let expert = rest.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.'));
-    let (rest, names, expert) = match expert {
-        Some((expert, rest)) => {
-            let expert = expert.parse().ok().filter(|expert| *expert < config.experts);
-            (rest, &EXPERTS[..], Some(expert.ok_or_else(unknown)?))
-        }
-        None => (rest, &LAYER[..], None),
-    };
-    let (_, name) = names.iter().find(|(theirs, _)| *theirs == rest).ok_or_else(unknown)?;
-    Ok(Some((format!("blk.{layer}.{name}"), expert)))
 }
 
 /// The tensors of a GGUF file, in its order.
@@ -199,6 +148,7 @@ pub(super) fn modules<'f>(
             // Read with the weights.
             "scales" | "biases" if config.mlx.is_some() => continue,
             "weight_scale_inv" if config.float8_block.is_some() => continue,
+            _ if names::to_gguf(&format!("{prefix}{name}"), config).is_ok() => {}
             _ => return Err(ConvertError::tensor(name, "is not part of this architecture")),
         }
         let scales = stored.get(&format!("{module}.scales"));
@@ -210,7 +160,7 @@ pub(super) fn modules<'f>(
             }
             _ => (tensor.cols, one_by_one(name, tensor, stored, config)?),
         };
-        let name = format!("{prefix}{module}");
+        let name = format!("{prefix}{name}");
         all.push(Module { name, rows: tensor.rows, cols, vector: tensor.vector, weights });
     }
     Ok(all)
@@ -224,21 +174,21 @@ pub(super) fn of_modules<'f>(
     let mut all = Vec::new();
     let mut experts: BTreeMap<String, BTreeMap<u32, Module<'f>>> = BTreeMap::new();
     for module in modules {
-        let Some((gguf, expert)) = gguf_name(&module.name, config)? else { continue };
+        let Some(InGguf { name, expert, order }) = names::to_gguf(&module.name, config)? else { continue };
         if let Some(expert) = expert {
-            experts.entry(gguf).or_default().insert(expert, module);
+            experts.entry(name).or_default().insert(expert, module);
             continue;
         }
         let Module { rows, cols, vector, weights, .. } = module;
-        let order = match head_rows(config.architecture, &gguf, rows, [config.heads, config.kv_heads])? {
+        let order = match head_rows(order, &name, rows, [config.heads, config.kv_heads])? {
             None => Order::Same,
             Some(head) => Order::SideBySide(head),
         };
-        let (name, matrices) = (format!("{gguf}.weight"), vec![weights]);
+        let matrices = vec![weights];
         all.push(Tensor { name, rows, cols, vector, matrices, order, shared: None });
     }
-    for (gguf, experts) in experts {
-        all.push(stacked(format!("{gguf}.weight"), experts, config.experts)?);
+    for (name, experts) in experts {
+        all.push(stacked(name, experts, config.experts)?);
     }
     for (name, factors) in &config.rope_factors {
         all.push(Tensor {
@@ -290,18 +240,18 @@ fn stacked<'f>(
 
 /// The rows of a head of the tensor `name` of a GGUF file, if their order differs from that of a folder.
 pub(super) fn head_rows(
-    architecture: Architecture,
+    order: RowOrder,
     name: &str,
     rows: usize,
     [heads, kv_heads]: [u32; 2],
 ) -> Result<Option<usize>, ConvertError> {
-    let heads = match () {
-        () if !architecture.interleaves() => return Ok(None),
-        () if name.ends_with("attn_q") => heads as usize,
-        () if name.ends_with("attn_k") => kv_heads as usize,
-        () => return Ok(None),
+    let heads = match order {
+        RowOrder::Same => return Ok(None),
+        RowOrder::InterleavedQueries => heads as usize,
+        RowOrder::InterleavedKeys => kv_heads as usize,
     };
     if heads == 0 || !rows.is_multiple_of(2 * heads) {
+        let name = name.strip_suffix(".weight").unwrap_or(name);
         return Err(ConvertError::tensor(name, format!("has {rows} rows for {heads} heads")));
     }
     Ok(Some(rows / heads))
@@ -312,36 +262,20 @@ pub(super) fn to_folder<'f>(
     gguf: &Gguf<'f>,
     config: &ModelConfig,
 ) -> Result<Vec<(String, Tensor<'f>)>, ConvertError> {
-    let architecture = Architecture::named(config.architecture.name)?;
+    let folder = folder_of(config)?;
     let heads = [config.num_attention_heads as u32, config.num_kv_heads as u32];
     let mut all = Vec::new();
-    for mut tensor in of_gguf(gguf)?.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
-        let unknown = || ConvertError::tensor(&tensor.name, "is not part of this architecture");
-        let name = tensor.name.strip_suffix(".weight").ok_or_else(unknown)?;
-        let module = match name {
-            "token_embd" => "model.embed_tokens".into(),
-            "output_norm" => "model.norm".into(),
-            "output" => "lm_head".into(),
-            _ => {
-                let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-                let (layer, rest) = layer.ok_or_else(unknown)?;
-                if let Some((theirs, _)) = EXPERTS.iter().find(|(_, ours)| *ours == rest) {
-                    let rows = tensor.rows_each();
-                    all.extend(tensor.matrices.into_iter().enumerate().map(|(expert, weights)| {
-                        let name = format!("model.layers.{layer}.mlp.experts.{expert}.{theirs}.weight");
-                        let one = Tensor { name: name.clone(), rows, matrices: vec![weights], ..tensor };
-                        (name, one)
-                    }));
-                    continue;
-                }
-                let (theirs, _) = LAYER.iter().find(|(_, ours)| *ours == rest).ok_or_else(unknown)?;
-                format!("model.layers.{layer}.{theirs}")
-            }
+    for tensor in of_gguf(gguf)?.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
+        let (theirs, order) = names::to_folder(folder, &tensor.name, tensor.matrices.len())?;
+        let order = match head_rows(order, &tensor.name, tensor.rows, heads)? {
+            None => Order::Same,
+            Some(head) => Order::Halves(head),
         };
-        if let Some(head) = head_rows(architecture, name, tensor.rows, heads)? {
-            tensor.order = Order::Halves(head);
-        }
-        all.push((format!("{module}.weight"), tensor));
+        let rows = tensor.rows_each();
+        let matrices = theirs.into_iter().zip(tensor.matrices);
+        all.extend(matrices.map(|(name, weights)| {
+            (name.clone(), Tensor { name, rows, matrices: vec![weights], order, ..tensor })
+        }));
     }
     Ok(all)
 }
