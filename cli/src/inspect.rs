@@ -10,7 +10,7 @@ use shohin::core::chat::Style;
 use shohin::core::cpu::fit::{longest_context, published_within};
 use shohin::core::gguf::{Array, TensorInfo, Value};
 use shohin::core::model::lora::ADAPTER;
-use shohin::core::model::{ExpertsConfig, LoraAdapter, LoraConfig, ModelConfig, RopeScaling};
+use shohin::core::model::{ExpertsConfig, LoraAdapter, LoraConfig, ModelConfig, RopeFactors, RopeScaling};
 use shohin::core::{Error, Gguf, is_printable};
 use shohin::{Model, ModelFile};
 use std::collections::BTreeMap;
@@ -197,14 +197,14 @@ fn layers(c: &ModelConfig) -> String {
 fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
     let (c, able) = (model.config(), model.capabilities());
     title(out, "Model")?;
-    let alibi = if c.max_alibi_bias > 0.0 {
-        format!(", ALiBi with slopes down to 2^-{}", c.max_alibi_bias)
-    } else {
-        String::new()
+    let alibi = match c.positions.max_alibi_bias() {
+        max_bias if max_bias > 0.0 => format!(", ALiBi with slopes down to 2^-{max_bias}"),
+        _ => String::new(),
     };
-    let context = match c.rope_scaling {
-        _ if !c.rotary => format!("{} tokens", c.max_context_length),
-        RopeScaling::None if c.rope_factors => {
+    let rotary = c.positions.frequencies();
+    let context = match rotary.scaling {
+        _ if !c.positions.rotates() => format!("{} tokens", c.max_context_length),
+        RopeScaling::None if rotary.factors == RopeFactors::Llama3 => {
             format!("{} tokens, RoPE factors in the file", c.max_context_length)
         }
         RopeScaling::None => format!("{} tokens", c.max_context_length),
@@ -499,10 +499,10 @@ fn model_json(model: &Model) -> Result<Json> {
             "head_dim": c.head_dim,
             "vocab_size": c.vocab_size,
             "context_length": c.max_context_length,
-            "rope_freq_base": c.rope_freq_base,
-            "rope_scaling": rope(&c.rope_scaling),
-            "rotary": c.rotary,
-            "max_alibi_bias": c.max_alibi_bias,
+            "rope_freq_base": c.positions.frequencies().base,
+            "rope_scaling": rope(&c.positions.frequencies().scaling),
+            "rotary": c.positions.rotates(),
+            "max_alibi_bias": c.positions.max_alibi_bias(),
             "rms_norm_eps": c.rms_norm_eps,
             "tied_embeddings": c.tied_embeddings,
         },

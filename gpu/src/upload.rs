@@ -342,7 +342,7 @@ impl UploadPlan {
 
     /// Divides the frequencies by those of `all` that are for the context, if any are.
     fn divide_rope(&mut self, all: &Factors) -> Result<()> {
-        let Some(id) = self.program.rope_factors.filter(|_| self.config.divides_rope()) else {
+        let Some(id) = self.program.rope_factors.filter(|_| self.config.positions.divides_rope()) else {
             return Ok(());
         };
         let found = all.iter().find(|(place, _)| *place == self.places[id.index()]);

@@ -172,7 +172,7 @@ impl Builder {
         let config = builder.build().map_err(Error::Config)?;
         let scaling = self.rope_scaling.map(|scaling| ("rope-scaling", scaling.to_string()));
         let base = self.rope_base.map(|base| ("rope-base", base.to_string()));
-        if let Some((name, found)) = scaling.or(base).filter(|_| !config.rotary) {
+        if let Some((name, found)) = scaling.or(base).filter(|_| !config.positions.rotates()) {
             return Err(refused(
                 name,
                 found,

@@ -51,7 +51,7 @@ impl Model {
         *self.0.fingerprint.get_or_init(|| {
             let mut hash = hash_of(self.file());
             // Frequencies that depend on the context.
-            if let Some(context) = self.config().rope_scaling.context() {
+            if let Some(context) = self.config().positions.frequencies().scaling.context() {
                 hash.update(context.to_le_bytes());
             }
             hash.update(&self.0.readings);

@@ -938,7 +938,9 @@ fn yarn_extends_the_context() {
 fn a_factor_of_attention_is_kept() {
     let read = |file: &[u8]| {
         let config = ModelConfig::from_gguf(&Gguf::parse(file).unwrap()).unwrap();
-        let RopeScaling::Yarn { attention_factor, .. } = config.rope_scaling else { panic!("not YaRN") };
+        let RopeScaling::Yarn { attention_factor, .. } = config.positions.frequencies().scaling else {
+            panic!("not YaRN")
+        };
         attention_factor
     };
     for factor in [1.0, 1.5] {

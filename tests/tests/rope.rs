@@ -5,7 +5,7 @@ use std::path::Path;
 
 use shohin_core::cpu::Cpu;
 use shohin_core::gguf::GgufWriter;
-use shohin_core::model::{ModelConfigBuilder, Rope, RopeScaling};
+use shohin_core::model::{ModelConfigBuilder, Rope, RopeScaling, Rotary};
 use shohin_core::{BonsaiModel, Format, Gguf, KvFormat, ModelConfig, Serial};
 use shohin_tests::cpu::{all_logits, exact, in_format};
 
@@ -39,7 +39,7 @@ fn scaling_of(
     tensors.iter().for_each(|name| w.tensor(name, &[half as u64], Format::F32).unwrap());
     let data = gguf.tensors().iter().map(|tensor| gguf.data(tensor));
     let file = w.to_vec(data.chain(tensors.iter().map(|_| &extra[..]))).unwrap();
-    ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).map(|config| config.rope_scaling)
+    ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).map(|config| config.positions.frequencies().scaling)
 }
 
 /// As llama.cpp reads it: a factor without a type is a linear one.
@@ -143,6 +143,12 @@ fn logits(file: &str, tokens: &[u32], configure: impl FnOnce(ModelConfig) -> Mod
     all_logits(&mut device, tokens, &in_format(KvFormat::F32)).unwrap()
 }
 
+fn scaled(config: ModelConfig, scaling: RopeScaling) -> ModelConfig {
+    let rotary = config.positions.frequencies();
+    let positions = config.positions.with_frequencies(Rotary { scaling, ..rotary });
+    ModelConfig { positions, ..config }
+}
+
 fn close(got: &[f32], want: &str) {
     let want: Vec<f32> = fixture(want).as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
     assert_eq!(got.len(), want.len());
@@ -168,7 +174,7 @@ fn the_context_chooses_the_frequencies() {
         "qwen3-untied.dynamic",
     );
     // Another scaling in its place leaves the factors unused.
-    let plain = |config: ModelConfig| ModelConfig { rope_scaling: RopeScaling::None, ..config };
+    let plain = |config: ModelConfig| scaled(config, RopeScaling::None);
     let none = logits("qwen3-longrope.gguf", &tokens[..1], plain);
     assert!(none.iter().all(|x| x.is_finite()));
 }
@@ -178,10 +184,7 @@ fn what_is_missing_is_said() {
     let bytes = fixture("qwen3-untied.gguf");
     let gguf = Gguf::parse(&bytes).unwrap();
     let config = ModelConfig::from_gguf(&gguf).unwrap();
-    let code = |rope_scaling| {
-        let config = ModelConfig { rope_scaling, ..config.clone() };
-        config.check().map_err(|error| error.code())
-    };
+    let code = |scaling| scaled(config.clone(), scaling).check().map_err(|error| error.code());
     let long = RopeScaling::LongRope { original_context: 8, attention_factor: 1.0, context: 64 };
     assert_eq!(code(long), Err("missing_tensor"));
     assert_eq!(code(RopeScaling::dynamic_ntk(4.0, 0)), Err("key_value"));

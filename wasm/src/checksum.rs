@@ -51,7 +51,7 @@ impl FileHash {
     pub(crate) fn finish(mut self, config: &ModelConfig, layout_42: &str) -> [u8; 32] {
         self.hash.update(self.samples.finish());
         // Frequencies that depend on the context.
-        if let Some(context) = config.rope_scaling.context() {
+        if let Some(context) = config.positions.frequencies().scaling.context() {
             self.hash.update(context.to_le_bytes());
         }
         self.hash.update(layout_42);

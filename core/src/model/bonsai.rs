@@ -149,7 +149,7 @@ impl<B: ModelBytes> BonsaiModel<B> {
     }
 
     fn new(config: ModelConfig, mut program: Program, weights: Weights<B>) -> Result<Self> {
-        if let Some(id) = program.rope_factors.filter(|_| config.divides_rope()) {
+        if let Some(id) = program.rope_factors.filter(|_| config.positions.divides_rope()) {
             let factors = weights.vector(id, &program.tensor(id).name)?;
             program.divide_rope(&factors)?;
         }

@@ -44,7 +44,8 @@ const SETTINGS: &[Setting] = &[
 ];
 
 fn program(c: &ModelConfig) -> Program {
-    let mut p = Builder::new(c.heads(), c.rope(), RopePairing::Interleaved, c.rms_norm_eps);
+    let mut p =
+        Builder::new(c.heads(), c.positions.rope(c.head_dim), RopePairing::Interleaved, c.rms_norm_eps);
     p.positions(c);
     let (embedding, x) = p.embed("token_embd", c.vocab_size, c.hidden_size);
     for layer in 0..c.num_layers {

@@ -17,6 +17,7 @@ use super::config::ExpertsConfig;
 use super::config::ModelConfig;
 use super::depths;
 use super::names::tensor_name;
+use super::positions::{RopeFactors, Rotary};
 use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
@@ -578,18 +579,25 @@ impl Builder {
     /// Adds the tensors of the file that the frequencies of the rotary embedding can be divided by, and the slopes of
     /// ALiBi, as `config` says.
     pub fn positions(&mut self, config: &ModelConfig) {
-        if cfg!(feature = "variants") && config.max_alibi_bias > 0.0 {
-            self.program.alibi_slopes = alibi::slopes(config.num_attention_heads, config.max_alibi_bias);
+        let max_bias = config.positions.max_alibi_bias();
+        if cfg!(feature = "variants") && max_bias > 0.0 {
+            self.program.alibi_slopes = alibi::slopes(config.num_attention_heads, max_bias);
         }
         let pairs = self.program.heads.dim / 2;
         let mut factors = |name| self.tensor(name, 1, pairs, TensorRole::Vector);
-        let one = config.rope_factors.then(|| factors("rope_freqs"));
-        let long = config.long_rope_factors.then(|| ["rope_factors_short", "rope_factors_long"].map(factors));
-        self.program.rope_factors = match (config.rope_scaling, long) {
-            (RopeScaling::LongRope { original_context, context, .. }, Some([short, long])) => {
-                Some(if context > original_context { long } else { short })
+        let Rotary { scaling, factors: found, .. } = config.positions.frequencies();
+        self.program.rope_factors = match found {
+            RopeFactors::None => None,
+            RopeFactors::Llama3 => Some(factors("rope_freqs")),
+            RopeFactors::LongRope => {
+                let [short, long] = ["rope_factors_short", "rope_factors_long"].map(factors);
+                match scaling {
+                    RopeScaling::LongRope { original_context, context, .. } => {
+                        Some(if context > original_context { long } else { short })
+                    }
+                    _ => None,
+                }
             }
-            _ => one,
         };
     }
 

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use super::config::{Architecture, ExpertsConfig, ModelConfig};
 use super::hugging_face::HuggingFace;
 use super::llama::LLAMA;
+use super::positions::{Alibi, Positions, RopeFactors, Rotary};
 use super::program::TensorRole;
 use super::qwen3::{QWEN3, QWEN3MOE};
 use super::rope::RopeScaling;
@@ -262,12 +263,11 @@ impl ModelVariant {
             vocab_size: 151_669,
             max_context_length: context,
             rms_norm_eps: 1e-6,
-            rope_freq_base: base,
-            rope_scaling: RopeScaling::yarn(4.0, original),
-            rope_factors: false,
-            long_rope_factors: false,
-            max_alibi_bias: 0.0,
-            rotary: true,
+            positions: Positions::Rotary(Rotary {
+                base,
+                scaling: RopeScaling::yarn(4.0, original),
+                factors: RopeFactors::None,
+            }),
             tied_embeddings: tied,
         }
     }
@@ -338,29 +338,35 @@ impl ModelConfigBuilder {
         vocab_size: usize,
         max_context_length: usize,
         rms_norm_eps: f32,
-        rope_freq_base: f32,
-        rope_scaling: RopeScaling,
-        rope_factors: bool,
-        long_rope_factors: bool,
-        max_alibi_bias: f32,
-        rotary: bool,
+        positions: Positions,
         tied_embeddings: bool,
+    }
+
+    /// Sets the base of the rotary frequencies.
+    pub fn rope_freq_base(mut self, base: f32) -> Self {
+        let positions = self.config.positions;
+        self.config.positions = positions.with_frequencies(Rotary { base, ..positions.frequencies() });
+        self
     }
 
     /// Sets RoPE scaling and the longest context, which becomes the one before scaling times the new factor.
     pub fn rescale_rope(mut self, scaling: RopeScaling) -> Self {
         let c = &mut self.config;
-        let original = c.rope_scaling.original_context(c.max_context_length);
+        let rotary = c.positions.frequencies();
+        let original = rotary.scaling.original_context(c.max_context_length);
         c.max_context_length = scaling.scaled_context(original);
-        c.rope_scaling = scaling;
+        c.positions = c.positions.with_frequencies(Rotary { scaling, ..rotary });
         self
     }
 
     /// Puts [ALiBi](super::alibi) in the place of the rotation, with slopes down to `2^-max_bias`; with 0, the rotation in
     /// the place of ALiBi.
     pub fn alibi(mut self, max_bias: f32) -> Self {
-        self.config.max_alibi_bias = max_bias;
-        self.config.rotary = max_bias == 0.0;
+        let rotary = self.config.positions.frequencies();
+        self.config.positions = match max_bias {
+            0.0 => Positions::Rotary(rotary),
+            max_bias => Positions::Alibi(Alibi { max_bias, rotates: false, rotary }),
+        };
         self
     }
 
@@ -418,7 +424,7 @@ mod tests {
             assert!((5_900_000..7_600_000).contains(&other), "{variant:?}: {other}");
         }
         // From the metadata of the published files.
-        let base = |v: ModelVariant| v.spec().unwrap().config.rope_freq_base;
+        let base = |v: ModelVariant| v.spec().unwrap().config.positions.frequencies().base;
         assert_eq!(base(ModelVariant::Bonsai4B), 5e6);
         assert_eq!(base(ModelVariant::TernaryBonsai8B), 1e6);
         let kv = |v: ModelVariant| v.spec().unwrap().capabilities.kv_bytes_per_token;

@@ -85,7 +85,7 @@ impl<'f> Folder<'f> {
         let asked = options.file_type.map(float).transpose()?;
         let config = ModelConfig::from_header(gguf.header())?;
         // Before its tensors of factors are found to be no part of a folder.
-        if matches!(config.rope_scaling, RopeScaling::LongRope { .. }) {
+        if matches!(config.positions.frequencies().scaling, RopeScaling::LongRope { .. }) {
             return Err(without_scaling("longrope"));
         }
         let bos = Tokenizer::from_gguf(gguf)?.leading_bos();
@@ -230,7 +230,7 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
         "architectures": folder.classes[..1],
         "model_type": folder.model_type,
         "attention_dropout": 0.0,
-        "rope_theta": number(config.rope_freq_base),
+        "rope_theta": number(config.positions.frequencies().base),
         "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": match dtype { Format::F16 => "float16", Format::Bf16 => "bfloat16", _ => "float32" },
         "vocab_size": config.vocab_size,
@@ -246,16 +246,17 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
             SettingValue::Flag(of) => of(config).into(),
         };
     }
-    if config.max_alibi_bias > 0.0 {
+    let (rotary, max_bias) = (config.positions.frequencies(), config.positions.max_alibi_bias());
+    if max_bias > 0.0 {
         return Err(ConvertError::Value {
             key: "attention.max_alibi_bias".into(),
-            found: config.max_alibi_bias.to_string(),
+            found: max_bias.to_string(),
             expected: "0: transformers has no model of this architecture with ALiBi",
         });
     }
     let scaling = match llama3(config, gguf)? {
         Some(scaling) => scaling,
-        None => config.rope_scaling,
+        None => rotary.scaling,
     };
     let scaling = match scaling {
         RopeScaling::None => None,
@@ -306,7 +307,7 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
         _ => return Err(without_scaling("unknown")),
     };
     if let Some(mut scaling) = scaling {
-        scaling["rope_theta"] = number(config.rope_freq_base);
+        scaling["rope_theta"] = number(rotary.base);
         root["rope_scaling"] = scaling;
     }
     // The folder may have another.
@@ -333,7 +334,7 @@ fn without_scaling(found: &str) -> ConvertError {
 
 /// The scaling behind the factors of a file, which has the constants of Llama 3.1 and later.
 fn llama3(config: &ModelConfig, gguf: &Gguf<'_>) -> Result<Option<RopeScaling>, ConvertError> {
-    if !config.divides_rope() {
+    if !config.positions.divides_rope() {
         return Ok(None);
     }
     let factors = gguf.matrix(ROPE_FACTORS)?;
@@ -343,7 +344,7 @@ fn llama3(config: &ModelConfig, gguf: &Gguf<'_>) -> Result<Option<RopeScaling>, 
     // 8192 in the published models.
     let contexts = (4..20).map(|bits| 1 << bits);
     let same = |scaling: &RopeScaling| {
-        let expected = rope_factors(config.head_dim, config.rope_freq_base, *scaling);
+        let expected = rope_factors(config.head_dim, config.positions.frequencies().base, *scaling);
         found.iter().zip(&expected).all(|(found, expected)| (found - expected).abs() <= 1e-4 * expected)
     };
     let scaling = contexts.map(|context| RopeScaling::llama3(factor, context)).find(same);
