@@ -158,7 +158,7 @@ impl Positions {
     /// Refuses invalid values of a model of `architecture`. `skips` says whether tokens skip blocks.
     pub(super) fn check(&self, architecture: &str, skips: bool) -> Result<()> {
         if let Positions::Alibi(Alibi { max_bias, .. }) = *self {
-            if !(max_bias >= 0.0 && max_bias <= MAX_BIAS) {
+            if !(0.0..=MAX_BIAS).contains(&max_bias) {
                 return Err(bad(architecture, MAX_ALIBI_BIAS, f64::from(max_bias), "0 to 1024"));
             }
             // Its distances are those in the cache, which lacks the tokens that skip a block.
