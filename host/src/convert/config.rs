@@ -144,7 +144,8 @@ impl Settings {
 
     fn value(&self, root: &Value, setting: &Setting) -> Result<Metadata<'static>, ConvertError> {
         let named = setting.names.iter().find_map(|name| Some((*name, present(root, name)?)));
-        let (read, expected): (fn(&Value, &str) -> Result<Option<_>, ConvertError>, _) = match setting.value {
+        type Read = fn(&Value, &str) -> Result<Option<Metadata<'static>>, ConvertError>;
+        let (read, expected): (Read, &str) = match setting.value {
             SettingValue::Whole(_) => {
                 (|r, name| Ok(whole(r, name)?.map(Metadata::U32)), "a whole number of 32 bits")
             }
