@@ -216,7 +216,7 @@ fn formats_may_mix() {
 #[test]
 fn random_models_agree() {
     let mut order = 0;
-    let floats_beside_integers = "gate and up are both floats or both integers";
+    let floats_beside_integers = "gate and up matrices of floats and of";
     let refused = Refused { experts: None, floats_beside_integers };
     check_random_models("cuda", 18, &refused, |file, options, session| {
         order += 1;

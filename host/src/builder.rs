@@ -11,7 +11,7 @@ use std::path::PathBuf;
 #[cfg(feature = "mpi")]
 use std::sync::Arc;
 
-/// Options for loading a model; see [`Model::builder`]. Unset ones have the fastest value.
+/// Options for loading a model; see [`Model::builder`](crate::Model::builder). Unset ones have the fastest value.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing before `load`"]
 pub struct Builder {
@@ -126,7 +126,7 @@ impl Builder {
 
     /// Where repacked weights are kept, so that the next load maps them: it takes a fraction of the time, and
     /// programs that run the same model share the memory. Nowhere unless set. The first load writes them on a
-    /// thread of its own, to which [`Model::finish_caching`] and dropping the model wait.
+    /// thread of its own, to which [`Model::finish_caching`](crate::Model::finish_caching) and dropping the model wait.
     pub fn weight_cache(mut self, cache: impl Into<Option<WeightCache>>) -> Self {
         self.weight_cache = cache.into();
         self
@@ -148,7 +148,7 @@ impl Builder {
     }
 
     /// Replaces the file's RoPE scaling, and with it the longest context; see
-    /// [`ModelConfigBuilder::rescale_rope`].
+    /// [`ModelConfigBuilder::rescale_rope`](shohin_core::model::ModelConfigBuilder::rescale_rope).
     pub fn rope_scaling(mut self, scaling: RopeScaling) -> Self {
         self.rope_scaling = Some(scaling);
         self
@@ -183,7 +183,7 @@ impl Builder {
     }
 
     /// Runs the model on this device; [`DeviceName::Auto`] unless set. Loading fails if there is no such device, except
-    /// that the automatic choice then is the CPU: [`Model::fallback`] says why.
+    /// that the automatic choice then is the CPU: [`Model::fallback`](crate::Model::fallback) says why.
     ///
     /// The automatic choice is made by a short measurement, which is kept beside the repacked weights.
     pub fn device(mut self, device: DeviceName) -> Self {

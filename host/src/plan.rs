@@ -15,12 +15,15 @@ const MAX_THREADS: usize = 1024;
 #[derive(Debug)]
 pub(crate) enum Plan {
     Cpu(Storage),
+    #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "refused when the model is loaded"))]
     Gpu(String),
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "refused when the model is loaded"))]
     Cuda(usize),
     Metal,
     /// On the CPU, among ranks.
     Split(Split),
     /// Rank `i` on NVIDIA GPU `i`.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "refused when the model is loaded"))]
     CudaSplit(Split),
 }
 

@@ -62,10 +62,16 @@ pub(in crate::cpu) fn store<B: ModelBytes>(
             v: &v[range(kv_size)],
         };
         with_codec!(cache.format, C => {
-            dispatch(isa, QkNormRopeStore::<C> { segment, storage: cache.storage()? });
+            rope_store::<C>(segment, cache.storage()?);
         });
         Ok(())
     })
+}
+
+/// Called: inlined next to one another, the formats' copies take six times the code.
+#[inline(never)]
+fn rope_store<C: FlashCodec>(segment: Rotated<'_>, storage: KvStorage<'_, C>) {
+    dispatch(segment.isa, QkNormRopeStore { segment, storage });
 }
 
 /// [`Op::Attention`](crate::model::program::Op::Attention), of `n` rows.
