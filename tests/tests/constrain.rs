@@ -581,7 +581,10 @@ fn a_vocabulary_may_lack_bytes() {
                 Ok(constraint) => constraint,
                 Err(error) => {
                     assert_eq!(error.code(), "unsupported");
-                    // Numbers need all digits.
+                    if error.to_string().contains("0x32") {
+                        // Numbers need all digits.
+                        continue;
+                    }
                     let is_written = |text: &&str| !text.bytes().any(lacking) && takes(&dense, text);
                     assert_eq!(instances.iter().find(|text| is_written(text)), None, "{schema}: {error}");
                     continue;

@@ -131,8 +131,9 @@ impl Constraint {
     /// A constraint at the beginning of a reply.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if every text of the grammar has a byte without a token; other texts with such bytes are
-    /// left out. [`Error::Limit`](crate::Error::Limit) if finding them takes too long.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if every text of the grammar has a byte without a token, or if it has
+    /// numbers and a digit has none; other texts with such bytes are left out. [`Error::Limit`](crate::Error::Limit) if finding
+    /// them takes too long.
     pub fn new(mut grammar: Grammar, vocabulary: Arc<Vocabulary>) -> Result<Constraint> {
         grammar.spell(&vocabulary)?;
         let mut constraint = Constraint {
