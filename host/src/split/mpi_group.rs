@@ -23,6 +23,7 @@ use mpi::datatype::Equivalence;
 use mpi::environment::Universe;
 use mpi::point_to_point::MatchedReceiveVec;
 use mpi::topology::SimpleCommunicator;
+use mpi::traits::Source as _;
 use mpi::traits::*;
 use shohin_core::collective::Collective;
 use shohin_core::model::{ModelConfig, Split};
