@@ -89,7 +89,7 @@ Commands:
       --requests N  to the server; default 10000
       --hours N     for this long instead
   api           list the public items of core and the library in docs/api
-      --check       compare them with the lists instead (suite `doc`)
+      --check       compare them with the lists instead (suite `doc` with --thorough)
   miri          run the tests of the thread pool and of core's readers in Miri, with Rust's nightly
       --schedules N schedules of the pool's threads (default 16)
   pictures      make the README's pictures: the chat page answering, and a recording of the terminal

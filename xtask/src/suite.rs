@@ -15,7 +15,7 @@ use crate::package::{
 };
 use crate::runner::unable;
 use crate::web;
-use crate::{bochs, demo, ffi, firmware, fuzz, instructions, source, wasi};
+use crate::{api, bochs, demo, ffi, firmware, fuzz, instructions, source, wasi};
 
 /// The targets for which `no-std` compiles core.
 const BARE_TARGETS: [&str; 3] = ["thumbv7em-none-eabihf", CORTEX_M0, "riscv32imac-unknown-none-elf"];
@@ -354,6 +354,9 @@ pub(crate) const SUITES: &[Suite] = &[
             // The packages of clippy: what they depend on is checked once.
             let doc = m.cargo().args("doc --profile suite --no-deps").all_packages_but(&[BINDGEN]);
             doc.env("RUSTDOCFLAGS", "-Dwarnings").run()?;
+            if m.thorough {
+                api::run(m, true)?;
+            }
             Ok(tally)
         },
         counts: true,
