@@ -36,6 +36,7 @@
 //! `additionalProperties` allows no others: the grammar then has fewer texts than the schema, never more.
 #![forbid(unsafe_code)]
 
+mod characters;
 mod decimal;
 mod grammar;
 mod matcher;

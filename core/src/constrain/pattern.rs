@@ -6,6 +6,7 @@
 //! patterns match all of it.
 #![forbid(unsafe_code)]
 
+use super::characters::{ESCAPES, Range};
 use super::quoted::Quoted;
 use super::writable::Writable;
 use crate::error::{Error, Result};
@@ -28,13 +29,6 @@ const MAX_STATES: usize = 4096;
 const MAX_WORK: usize = 1 << 26;
 /// Most states and edges of all automata of a grammar.
 const MAX_EDGES: usize = 1 << 20;
-
-/// First and last character, inclusive.
-pub(super) type Range = (u32, u32);
-
-/// Characters that are escaped with a backslash, and the letter after it.
-pub(super) const ESCAPES: [(u32, u8); 7] =
-    [(8, b'b'), (9, b't'), (10, b'n'), (12, b'f'), (13, b'r'), (0x22, b'"'), (0x5C, b'\\')];
 
 /// Boundaries between characters that are written differently, or not at all.
 const WRITTEN: [u32; 17] =

@@ -4,8 +4,9 @@
 //! reference to a rule is one automaton.
 #![forbid(unsafe_code)]
 
+use super::characters::Range;
 use super::grammar::{Grammar, MAX_NODES, Node, NodeId, Text, Whitespace};
-use super::pattern::{Budget, Expression, Pattern, Range, Refused, others};
+use super::pattern::{Budget, Expression, Pattern, Refused, others};
 use super::writable::Writable;
 use crate::error::{Error, Name, Result};
 use crate::sort;

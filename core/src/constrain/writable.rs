@@ -4,7 +4,7 @@
 //! lead on.
 #![forbid(unsafe_code)]
 
-use super::pattern::{ESCAPES, Range};
+use super::characters::{ESCAPES, Range};
 use super::quoted::Quoted;
 
 /// A set of bytes.

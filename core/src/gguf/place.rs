@@ -5,7 +5,7 @@ use crate::sort;
 use alloc::vec::Vec;
 
 use super::tensor::{ID_42, TensorInfo, TensorType};
-use super::{Id42, metadata::Metadata, metadata::Value};
+use super::{id42::Id42, metadata::Metadata, metadata::Value};
 use crate::error::{Error, Name, Result};
 use crate::quant::Format;
 

@@ -11,21 +11,6 @@
 use super::Block;
 use half::{bf16, f16};
 
-/// The f16 at byte `at`, as f32; every block scale is read by this function.
-#[inline(always)]
-pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
-    let half = u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
-    // Without branches: the library's conversion takes longer than 32 products.
-    let magnitude = (half & 0x7fff) << 13;
-    let least_normal = (127 - 14) << 23;
-    let wide = match magnitude >> 23 {
-        0 => (f32::from_bits(magnitude + least_normal) - f32::from_bits(least_normal)).to_bits(),
-        31 => magnitude + ((255 - 31) << 23),
-        _ => magnitude + ((127 - 15) << 23),
-    };
-    f32::from_bits(wide | (half & 0x8000) << 16)
-}
-
 /// A format of unpacked floats, `$n` bytes each, converted by `$from` and `$to`.
 macro_rules! float {
     ($name:ident $n:literal $from:expr, $to:expr) => {
@@ -62,19 +47,3 @@ float!(Bf16 2
     |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16),
     |w| bf16::from_f32_const(w).to_le_bytes()
 );
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scales_are_ieee_halves() {
-        for bits in 0..=u16::MAX {
-            let (found, expected) = (f16_at(&bits.to_le_bytes(), 0), f16::from_bits(bits).to_f32());
-            assert!(
-                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
-                "{bits:#x}"
-            );
-        }
-    }
-}

@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 use super::search::{NEGLIGIBLE, best_scale, extreme, inverse};
-use super::{Block, float::f16_at, nibbles, put_f16, put_nibbles};
+use super::{Block, nibbles, put_f16, put_nibbles, scale::f16_at};
 
 /// The integers of IQ4_NL and IQ4_XS, denser near zero, as weights are.
 pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];

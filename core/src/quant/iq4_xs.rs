@@ -14,7 +14,7 @@
 
 use super::iq4_nl::{LEVELS, nearest_level, search_scale};
 use super::search::{extreme, inverse, nearest};
-use super::{Block, float::f16_at, nibbles, put_f16, put_nibbles};
+use super::{Block, nibbles, put_f16, put_nibbles, scale::f16_at};
 
 pub(crate) struct Iq4Xs;
 

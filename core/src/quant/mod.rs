@@ -32,18 +32,19 @@ pub(crate) mod q4_1;
 pub(crate) mod q5_0;
 pub(crate) mod q5_1;
 pub(crate) mod q8_0;
+pub(crate) mod scale;
 mod search;
 pub(crate) mod tq2_0;
 pub(crate) mod trits;
 
 use crate::error::{Error, Name, Result};
-#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
-pub(crate) use float::f16_at;
 use format::with_block;
 pub use format::{Format, WeightClass};
 use half::f16;
 pub use iq4_nl::LEVELS as IQ4_LEVELS;
 pub use mxfp4::DOUBLED as FP4_DOUBLED;
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
+pub(crate) use scale::f16_at;
 
 /// Weights in the largest block of any format.
 pub(crate) const MAX_BLOCK: usize = 256;
@@ -146,7 +147,7 @@ fn put_nibbles(w: &[f32], bytes: &mut [u8], code: impl Fn(f32) -> u8) {
 /// Writes `x` as f16 at byte `at`; returns the f16's value.
 fn put_f16(block: &mut [u8], at: usize, x: f32) -> f32 {
     block[at..at + 2].copy_from_slice(&f16::from_f32_const(x).to_le_bytes());
-    float::f16_at(block, at)
+    scale::f16_at(block, at)
 }
 
 /// The scale bytes of a block of ternary weights and the function from weight to code (0 to 3).

@@ -8,7 +8,7 @@
 //! bit = (w >= 0).
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at};
+use super::{Block, scale::f16_at};
 use half::f16;
 
 pub(crate) struct Q1_0;

@@ -12,7 +12,7 @@
 //! Quantizer: d = max|w|, code = round(w / d) + 1, ties away from zero; lossless on ternary data.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, ternary_codes};
+use super::{Block, scale::f16_at, ternary_codes};
 
 /// `LEN` weights per block; the scale is at byte `SCALE`, the codes begin at byte `CODES`.
 pub(crate) struct Codes<const LEN: usize, const SCALE: usize, const CODES: usize>;

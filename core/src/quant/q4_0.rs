@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 use super::search::{extreme, inverse};
-use super::{Block, float::f16_at, nibbles, put_f16, put_nibbles};
+use super::{Block, nibbles, put_f16, put_nibbles, scale::f16_at};
 
 pub(crate) struct Q4_0;
 

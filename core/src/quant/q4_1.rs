@@ -7,7 +7,7 @@
 //! w = n * d + m. Source: GGUF type 3. Quantizer: m = the smallest weight, d = (the largest - m) / 15.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, nibbles, put_f16, put_nibbles, search::inverse};
+use super::{Block, nibbles, put_f16, put_nibbles, scale::f16_at, search::inverse};
 
 pub(crate) struct Q4_1;
 

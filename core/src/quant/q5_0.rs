@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 use super::search::{extreme, inverse};
-use super::{Block, float::f16_at, put_f16};
+use super::{Block, put_f16, scale::f16_at};
 
 pub(crate) struct Q5_0;
 

@@ -8,7 +8,7 @@
 //! Quantizer: m = the smallest weight, d = (the largest - m) / 31.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, put_f16, q5_0, search::inverse};
+use super::{Block, put_f16, q5_0, scale::f16_at, search::inverse};
 
 pub(crate) struct Q5_1;
 

@@ -7,7 +7,7 @@
 //! Source: GGUF type 8. Quantizer: d = max|w| / 127, q = w / d rounded half away from zero.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, put_f16, search::inverse};
+use super::{Block, put_f16, scale::f16_at, search::inverse};
 
 pub(crate) struct Q8_0;
 

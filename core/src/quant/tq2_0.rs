@@ -10,7 +10,7 @@
 //! w = (code - 1) * d. Source: GGUF type 35. Quantizer as for Q2_0.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, ternary_codes};
+use super::{Block, scale::f16_at, ternary_codes};
 
 pub(crate) struct Tq2_0;
 

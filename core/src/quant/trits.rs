@@ -14,7 +14,7 @@
 //! w = (digit - 1) * d. Source: GGUF types 34 and 143. Quantizer as for Q2_0.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, ternary_codes};
+use super::{Block, scale::f16_at, ternary_codes};
 
 /// Runs of `A` and `B` bytes with five digits, then `C` bytes with four, then the scale.
 pub(crate) struct Trits<const A: usize, const B: usize, const C: usize>;

@@ -5,8 +5,8 @@ use crate::sort;
 use alloc::vec::Vec;
 
 use super::automaton::{Automaton, Matches};
+use super::token_kind::{Special, TokenKind};
 use super::vocab::{Texts, reserved};
-use super::{Special, TokenKind};
 use crate::error::Result;
 
 /// Control tokens whatever `tokenizer.ggml.token_type` states, so that text cannot form them in a file with

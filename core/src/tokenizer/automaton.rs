@@ -7,8 +7,8 @@
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 
+use super::token_kind::{Special, TokenKind};
 use super::vocab::{Texts, reserved};
-use super::{Special, TokenKind};
 use crate::error::{Error, Result};
 use crate::sort;
 

@@ -23,6 +23,7 @@ mod nfc;
 #[cfg(feature = "nfc")]
 mod nfc_tables;
 mod split;
+mod token_kind;
 mod unicode;
 mod unicode_tables;
 mod vocab;
@@ -32,6 +33,7 @@ pub use decode::Decoder;
 #[cfg(feature = "nfc")]
 pub use nfc::nfc;
 pub use split::Pre;
+pub use token_kind::{Special, TokenKind};
 
 use added::Added;
 use merge::{ByteTokens, Merger, Merges, NONE};
@@ -46,19 +48,6 @@ const TYPES: &str = "tokenizer.ggml.token_type";
 /// Names of control tokens that end a reply whatever the file states.
 pub const END_NAMES: [&str; 6] =
     ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>"];
-
-/// Which added tokens a text may form.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Special {
-    /// None: every text is plain text. For anything written by a user, a tool or a web page.
-    #[default]
-    Text,
-    /// User-defined ones (Qwen3: `<think>`, `<tool_call>`, ...) but no control tokens, as in llama.cpp with
-    /// `parse_special` off.
-    UserDefined,
-    /// All: `<|im_start|>` becomes the control token. Only for trusted text.
-    Parse,
-}
 
 /// Options for encoding a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,17 +99,6 @@ impl EncodeBuffers {
         let spelled = String::with_capacity(bytes.saturating_mul(2));
         EncodeBuffers { merger: Merger::with_capacity(bytes), spelled }
     }
-}
-
-/// The kind of a token, from `tokenizer.ggml.token_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokenKind {
-    /// Produced by merges, spelled in the byte alphabet.
-    Normal,
-    /// Controls the model (`<|im_start|>`); not part of any text.
-    Control,
-    /// Shown as its own text, but not produced by merges (`<think>`).
-    UserDefined,
 }
 
 /// A vocabulary as a GGUF file stores it.

@@ -8,11 +8,11 @@
 #![deny(unsafe_code)]
 
 use super::args::{Kernel, MatmulArgs};
-use super::{ONE_BIT, TERNARY};
+use super::built::{ONE_BIT, TERNARY};
 use crate::cpu::activations::{Q8_LEN, Q8Block, q8_blocks};
 use crate::cpu::parallel::OutputRows;
 use crate::quant::Format;
-use crate::quant::float::f16_at;
+use crate::quant::scale::f16_at;
 
 /// Columns that share a factor.
 const GROUP: usize = 32;

@@ -7,8 +7,8 @@
 
 use core::arch::asm;
 
-use super::TERNARY;
 use super::args::{Kernel, MatmulArgs};
+use super::built::TERNARY;
 use super::byte_tables;
 use super::pair_kernel::{BlockLayout, PairKernel, layouts, rows, rows_of};
 use crate::cpu::parallel::OutputRows;

@@ -8,8 +8,8 @@
 use core::arch::asm;
 
 use super::args::Kernel;
+use super::built::{ONE_BIT, TERNARY};
 use super::pair_kernel::{BlockLayout, PairKernel, layouts, rows};
-use super::{ONE_BIT, TERNARY};
 use crate::quant::Format;
 
 /// The kernel for int8 activations and row-major weights.

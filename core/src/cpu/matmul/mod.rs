@@ -33,6 +33,7 @@ mod avx512_panel;
 mod avx512_runs;
 #[cfg(target_arch = "x86_64")]
 mod avx512_words;
+mod built;
 #[cfg(any(target_arch = "arm", target_arch = "riscv32", test))]
 mod byte_tables;
 #[cfg(all(target_arch = "arm", feature = "dsp"))]
@@ -82,16 +83,10 @@ use super::repack::{Layout, PANEL_ROWS, PackedMatrix};
 use crate::error::{Error, Name, Result};
 use crate::model::program::MAX_OUTPUTS;
 use crate::pool::Pool;
-use crate::quant::{Format, WeightClass};
+use crate::quant::Format;
 use args::{Kernel, MatmulArgs};
 pub(crate) use lut::Lookups;
 pub use lut::{build_lut, lut_len};
-
-/// Whether the build has formats of these classes: kernels of other ones are left out.
-#[allow(dead_code, reason = "not every target has a kernel that uses it")]
-const ONE_BIT: bool = WeightClass::OneBit.is_available();
-#[allow(dead_code, reason = "as above")]
-const TERNARY: bool = WeightClass::Ternary.is_available();
 
 /// The activations of a [`matmul`].
 #[derive(Clone, Copy, Debug)]

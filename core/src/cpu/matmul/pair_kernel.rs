@@ -5,7 +5,7 @@
 use super::args::MatmulArgs;
 use crate::cpu::activations::{Q8_LEN, Q8Block, q8_blocks};
 use crate::cpu::parallel::OutputRows;
-use crate::quant::float::f16_at;
+use crate::quant::scale::f16_at;
 
 /// [`Q8Block`]s in the largest block of weights.
 const MAX_PARTS: usize = 2;

@@ -14,7 +14,7 @@
 
 use super::{largest, put_planes};
 use crate::quant::search::{RangeSearch, best_range, nearest, requantize};
-use crate::quant::{Block, float::f16_at, put_f16};
+use crate::quant::{Block, put_f16, scale::f16_at};
 
 const SEARCH: RangeSearch = RangeSearch { most: 3, first: -0.5, step: 0.1, steps: 15, magnitude: true };
 

@@ -17,7 +17,7 @@
 
 use super::put_planes;
 use crate::quant::search::{NEGLIGIBLE, extreme, inverse, nearest, requantize};
-use crate::quant::{Block, float::f16_at, put_f16};
+use crate::quant::{Block, put_f16, scale::f16_at};
 
 /// The best scale of a group, and the codes that were found with it.
 fn search_scale(x: &[f32; 16], codes: &mut [u8; 16]) -> f32 {

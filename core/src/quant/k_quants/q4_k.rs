@@ -18,7 +18,7 @@
 
 use super::largest;
 use crate::quant::search::{RangeSearch, best_range, nearest, requantize};
-use crate::quant::{Block, float::f16_at, put_f16};
+use crate::quant::{Block, put_f16, scale::f16_at};
 
 const SEARCH: RangeSearch = RangeSearch { most: 15, first: -1.0, step: 0.1, steps: 20, magnitude: false };
 

@@ -10,7 +10,7 @@
 #![forbid(unsafe_code)]
 
 use super::q4_k::{put_nibbles, quantize, scale_and_minimum};
-use crate::quant::{Block, float::f16_at, search::RangeSearch};
+use crate::quant::{Block, scale::f16_at, search::RangeSearch};
 
 const SEARCH: RangeSearch = RangeSearch { most: 31, first: -0.5, step: 0.1, steps: 15, magnitude: false };
 

@@ -13,7 +13,7 @@
 #![forbid(unsafe_code)]
 
 use crate::quant::search::{NEGLIGIBLE, best_scale, extreme, inverse, nearest, requantize};
-use crate::quant::{Block, float::f16_at, put_f16};
+use crate::quant::{Block, put_f16, scale::f16_at};
 
 /// The best scale of a group, and its codes.
 fn search_scale(x: &[f32; 16], codes: &mut [u8; 16]) -> f32 {
