@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Most replies in a row that call functions.
+/// Maximum number of replies in a row that call functions.
 pub(crate) const MOST_ROUNDS: usize = 8;
 
 /// Maximum bytes of a result.

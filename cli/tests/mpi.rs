@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Most time that a job takes, also one that fails.
+/// Maximum time that a job takes, also one that fails.
 const LIMIT: Duration = Duration::from_secs(120);
 
 const QUESTION: &str = "What does a cow say?";

@@ -57,7 +57,7 @@ pub enum AttentionPattern {
     },
 }
 
-/// Most random blocks of [`AttentionPattern::BigBird`].
+/// Maximum number of random blocks of [`AttentionPattern::BigBird`].
 pub const MAX_RANDOM: u32 = 64;
 
 impl AttentionPattern {

@@ -24,7 +24,7 @@ use crate::session::{Feed, MAX_SEQUENCES, Session, run_batch};
 pub struct BeamOptions {
     /// Beams, and continuations that are returned: 1 to [`MAX_SEQUENCES`].
     pub beams: usize,
-    /// Most tokens of a continuation; at least 1.
+    /// Maximum number of tokens of a continuation; at least 1.
     pub max_tokens: usize,
     /// Over 0 favours long continuations, below 0 short ones; 0 compares log-probabilities.
     pub length_penalty: f32,
@@ -78,7 +78,7 @@ pub struct Beam {
 #[derive(Clone, Debug)]
 pub struct BeamSearch {
     options: BeamOptions,
-    /// Most tokens of a beam, and why it ends there.
+    /// Maximum number of tokens of a beam, and why it ends there.
     limit: (usize, Reason),
     /// Continuations that are considered in each step, so that enough do not end.
     considered: usize,

@@ -120,7 +120,7 @@ pub trait Device {
     /// The model's forward pass.
     fn program(&self) -> &Program;
 
-    /// Most rows that are computed together; longer runs are divided.
+    /// Maximum number of rows that are computed together; longer runs are divided.
     fn batch(&self) -> usize;
 
     /// Allocates memory for a sequence.
@@ -242,7 +242,7 @@ pub trait BlockingDevice: Device {
 /// Options of a device with memory of its own, which decide how much scratch memory it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScratchOptions {
-    /// Most positions of a sequence; clamped to the model's context.
+    /// Maximum number of positions of a sequence; clamped to the model's context.
     pub context: usize,
     /// Precision of activations.
     pub activations: Activations,

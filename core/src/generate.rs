@@ -37,7 +37,7 @@ pub trait Backend {
     /// Tokens held.
     fn position(&self) -> usize;
 
-    /// Most tokens that fit.
+    /// Maximum number of tokens that fit.
     fn capacity(&self) -> usize;
 
     /// Appends `tokens` and returns the logits (vocabulary) after the last of them.
@@ -104,7 +104,7 @@ pub enum Overflow {
 /// Options of a generation, besides those of the sampler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationOptions {
-    /// Most tokens to generate.
+    /// Maximum number of tokens to generate.
     pub max_tokens: usize,
     /// Tokens that end the reply, besides those of the vocabulary.
     pub stop_tokens: Vec<u32>,
@@ -114,7 +114,7 @@ pub struct GenerationOptions {
     pub logprobs: Option<usize>,
     /// Continue after tokens that end a reply; for measurements.
     pub ignore_end: bool,
-    /// Most prompt tokens to feed per step, so that a host can show progress and stop in between.
+    /// Maximum number of prompt tokens to feed per step, so that a host can show progress and stop in between.
     pub batch: usize,
     /// Handling of a full context.
     pub overflow: Overflow,

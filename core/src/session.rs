@@ -59,7 +59,7 @@ impl<D: Device> Session<D> {
         self.position
     }
 
-    /// Most tokens that fit.
+    /// Maximum number of tokens that fit.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -233,7 +233,7 @@ pub async fn run_batch<D: Device>(
     Ok(())
 }
 
-/// Most sequences of a batch.
+/// Maximum number of sequences of a batch.
 pub const MAX_SEQUENCES: usize = 64;
 
 impl<D: BlockingDevice> Session<D> {

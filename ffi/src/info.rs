@@ -79,7 +79,7 @@ pub struct shohin_usage {
     pub reply_seconds: f64,
     /// Tokens that the KV cache holds.
     pub position: usize,
-    /// Most tokens that fit into it.
+    /// Maximum number of tokens that fit into it.
     pub capacity: usize,
     /// Guessed tokens that were checked, in the whole conversation.
     pub guesses_checked: usize,

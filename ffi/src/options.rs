@@ -99,7 +99,7 @@ pub struct shohin_chat_options {
     pub min_p: f32,
     /// Over 1, makes tokens of the last 64 less likely.
     pub repetition_penalty: f32,
-    /// Most tokens of a reply; 0 sets no limit but the context.
+    /// Maximum number of tokens of a reply; 0 sets no limit but the context.
     pub max_tokens: u32,
     /// Whether the model may reason before it answers, `SHOHIN_THINKING_...`.
     pub thinking: i32,

@@ -20,7 +20,7 @@ use wgpu::{Buffer, BufferUsages, CommandEncoder, CommandEncoderDescriptor, Compu
 /// Options of a GPU device, which decide how much scratch memory it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuDeviceOptions {
-    /// Most positions of a sequence; clamped to the model's context.
+    /// Maximum number of positions of a sequence; clamped to the model's context.
     pub context: usize,
     /// Precision of activations. Integers have one scale per 32, in 32-bit floats.
     pub activations: Activations,
@@ -28,7 +28,7 @@ pub struct GpuDeviceOptions {
     pub batch: usize,
     /// Rows whose logits are computed together when many rows are read out.
     pub logit_rows: usize,
-    /// Most tokens of [`Readout::Top`], up to 256; for more, all logits are read.
+    /// Maximum number of tokens of [`Readout::Top`], up to 256; for more, all logits are read.
     pub top: usize,
 }
 
@@ -109,7 +109,7 @@ pub struct GpuBackend {
     id: u64,
     model: Arc<GpuModel>,
     options: ScratchOptions,
-    /// Most tokens of [`Readout::Top`].
+    /// Maximum number of tokens of [`Readout::Top`].
     top: usize,
     scratch: Scratch,
     recording: Recording,

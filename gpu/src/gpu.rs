@@ -13,7 +13,7 @@ pub(crate) const MAX_BINDING: u64 = 128 << 20;
 /// Lanes of a subgroup that the kernels rely on.
 const MIN_SUBGROUP: u32 = 4;
 
-/// Most rows per dispatch: 4 per workgroup, 65535 workgroups.
+/// Maximum number of rows per dispatch: 4 per workgroup, 65535 workgroups.
 const MAX_ROWS: usize = 4 * 65535;
 
 /// Which GPU to use, and which of its features.
@@ -29,7 +29,7 @@ pub struct GpuOptions {
     pub f16: bool,
     /// The packed 4x8-bit dot product instruction, if supported.
     pub packed_dot: bool,
-    /// Most rows of the embedding and the head per binding; larger ones are split at this number, or at 128
+    /// Maximum number of rows of the embedding and the head per binding; larger ones are split at this number, or at 128
     /// MiB.
     pub split_rows: usize,
 }
@@ -53,7 +53,7 @@ pub struct Gpu {
     pub(crate) queue: wgpu::Queue,
     name: String,
     extensions: Extensions,
-    /// Most rows per binding.
+    /// Maximum number of rows per binding.
     pub(crate) split_rows: usize,
     failure: Arc<Failure>,
     pipelines: Mutex<HashMap<String, ComputePipeline>>,

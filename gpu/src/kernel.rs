@@ -16,7 +16,7 @@ pub(crate) const STEP_HEAD: usize = 4;
 /// Words of parameters for the rows of one sequence, see `sequence.wgsl`.
 pub(crate) const SEQUENCE_WORDS: usize = 4;
 
-/// Most parts of flash decoding.
+/// Maximum number of parts of flash decoding.
 pub(crate) const MAX_PARTS: usize = 32;
 
 /// Positions per iteration of attention.
@@ -25,7 +25,7 @@ pub(crate) const TILE: usize = 128;
 /// Workgroups of the first pass of argmax.
 pub(crate) const ARGMAX_GROUPS: usize = 64;
 
-/// Most tokens that top-k keeps.
+/// Maximum number of tokens that top-k keeps.
 pub(crate) const MAX_TOP: usize = 256;
 
 /// Logits sorted by a workgroup.
@@ -302,7 +302,7 @@ pub(crate) struct RopeStore<'b> {
     pub(crate) eps: f32,
     pub(crate) pairing: RopePairing,
     pub(crate) step: &'b Buffer,
-    /// Most rows of a batch.
+    /// Maximum number of rows of a batch.
     pub(crate) batch: usize,
 }
 

@@ -123,7 +123,7 @@ impl Chat {
         self.sequence.position()
     }
 
-    /// Most tokens that fit into the KV cache.
+    /// Maximum number of tokens that fit into the KV cache.
     pub fn capacity(&self) -> usize {
         self.sequence.capacity()
     }

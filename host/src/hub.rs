@@ -220,7 +220,7 @@ const MAIN: &str = "main";
 /// What the name of a blob ends with that is not whole yet.
 const UNFINISHED: &str = ".incomplete";
 
-/// Most bytes of the description of a repository.
+/// Maximum number of bytes of the description of a repository.
 const MOST_TEXT: usize = 10 << 20;
 
 /// Attempts in a row that bring nothing.

@@ -9,7 +9,7 @@ use crate::sequence::Sequence;
 use shohin_core::device::Readout;
 use shohin_core::tokenizer::Tokenizer;
 
-/// Most guesses that are checked at once.
+/// Maximum number of guesses that are checked at once.
 pub(crate) const MAX_GUESSES: usize = 7;
 
 /// Where guesses come from.

@@ -31,7 +31,7 @@ const MILLISECOND: i64 = 1_000_000; // nanoseconds
 
 /// Time that may be lost by waiting for workers before the caller works alone.
 const PATIENCE: i64 = MILLISECOND / 2;
-/// Most of the earlier gains that count against a loss.
+/// Maximum of the earlier gains that count against a loss.
 const MAX_CREDIT: i64 = MILLISECOND;
 /// Shortest and longest time that the caller works alone.
 const ALONE: std::ops::RangeInclusive<i64> = MILLISECOND..=256 * MILLISECOND;

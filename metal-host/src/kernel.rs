@@ -24,7 +24,7 @@ pub const SOURCE: &str = concat!(
     include_str!("../kernels/argmax.metal"),
 );
 
-/// Most parts of flash decoding.
+/// Maximum number of parts of flash decoding.
 pub(crate) const MAX_PARTS: usize = 32;
 
 /// The fewest positions in a part, a multiple of a SIMD group's lanes.
@@ -42,7 +42,7 @@ const LINEAR_ROWS: usize = 4;
 /// SIMD groups of the kernels that take a row of the batch.
 const ROW_SIMDS: usize = 4;
 
-/// Most query heads of a threadgroup of attention.
+/// Maximum number of query heads of a threadgroup of attention.
 const ATTENTION_SIMDS: usize = 8;
 
 /// SIMD groups of argmax.

@@ -50,18 +50,18 @@ pub struct ServerOptions {
     pub key: Option<String>,
     /// Origins of pages that may ask; none by default.
     pub origins: Vec<String>,
-    /// Most replies computed at once, at most 64. Each has the model's context.
+    /// Maximum number of replies computed at once, at most 64. Each has the model's context.
     pub replies: usize,
-    /// Most requests that wait.
+    /// Maximum number of requests that wait.
     pub queue: usize,
-    /// Most tokens of prompts per step. `None`: those of [`Model::prompt_tokens`].
+    /// Maximum number of tokens of prompts per step. `None`: those of [`Model::prompt_tokens`].
     pub prompt_tokens: Option<usize>,
     /// Bytes of keys and values up to which those of ended replies are kept, for prompts that begin like theirs; those of
     /// replies in progress count, too. `None`: as many as the contexts of [`ServerOptions::replies`] take.
     pub prefix_cache: Option<usize>,
-    /// Most connections; others wait until one is closed.
+    /// Maximum number of connections; others wait until one is closed.
     pub connections: usize,
-    /// Most bytes of a request.
+    /// Maximum number of bytes of a request.
     pub body: usize,
     /// How long a request may take.
     pub time: Duration,

@@ -56,7 +56,7 @@ const STOP_THINKING: &str = "\n</think>\n\n";
 pub struct SessionState {
     /// Tokens held.
     pub position: usize,
-    /// Most tokens that fit.
+    /// Maximum number of tokens that fit.
     pub capacity: usize,
 }
 

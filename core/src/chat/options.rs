@@ -158,7 +158,7 @@ pub struct TurnOptions {
     /// Whether the random sequence starts at the sampler's seed, so that the same request has the same reply.
     /// Otherwise it continues from the previous turn.
     pub reseed: bool,
-    /// Most tokens to generate.
+    /// Maximum number of tokens to generate.
     pub max_tokens: Option<usize>,
     /// Texts that end the reply. They are not part of it.
     pub stop_strings: Vec<String>,
@@ -182,7 +182,7 @@ pub struct TurnOptions {
     pub continue_final_message: bool,
     /// Handling of a full session.
     pub overflow: OverflowPolicy,
-    /// Most prompt tokens per decoding step.
+    /// Maximum number of prompt tokens per decoding step.
     pub batch: usize,
 }
 

@@ -28,13 +28,13 @@ const WORTH_SHARING: usize = 32;
 /// Sizes of a [`Scheduler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerOptions {
-    /// Most replies at once: 1 to [`MAX_SEQUENCES`]. Each may need the memory of a session.
+    /// Maximum number of replies at once: 1 to [`MAX_SEQUENCES`]. Each may need the memory of a session.
     pub replies: usize,
-    /// Most tokens of prompts per step. Fewer delay the tokens of other replies less; more are computed faster.
+    /// Maximum number of tokens of prompts per step. Fewer delay the tokens of other replies less; more are computed faster.
     pub prompt_tokens: usize,
     /// Context of a reply, and the format of its cache.
     pub session: SessionOptions,
-    /// Most bytes of the keys and values of all replies; those of ended ones are given up, the one not used for longest
+    /// Maximum number of bytes of the keys and values of all replies; those of ended ones are given up, the one not used for longest
     /// first, for those in progress. `None`: as many as the contexts of [`SchedulerOptions::replies`] take.
     pub cache_bytes: Option<usize>,
     /// Whether the device reads a few logits faster than all, as GPUs do.

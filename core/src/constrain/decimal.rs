@@ -4,7 +4,7 @@
 //! exactly the number that was written, and bounds hold for the number that is read.
 #![forbid(unsafe_code)]
 
-/// Most digits of a number, before and after the point together.
+/// Maximum number of digits of a number, before and after the point together.
 pub(super) const DIGITS: u32 = 15;
 const SCALE: i128 = 10i128.pow(DIGITS);
 

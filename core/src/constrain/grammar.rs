@@ -13,15 +13,15 @@ use alloc::vec::Vec;
 
 /// Largest nesting depth of containers.
 pub(super) const MAX_DEPTH: u32 = 64;
-/// Most properties that an object can name: one bit each.
+/// Maximum number of properties that an object can name: one bit each.
 pub(super) const MAX_PROPERTIES: usize = 128;
-/// Most nodes of a grammar.
+/// Maximum number of nodes of a grammar.
 pub(super) const MAX_NODES: usize = 1 << 14;
-/// Most nodes that one byte can begin: alternatives, and those that they begin with.
+/// Maximum number of nodes that one byte can begin: alternatives, and those that they begin with.
 const MAX_BEGINNINGS: u32 = 1 << 12;
-/// Most steps to measure a grammar, a few nanoseconds each.
+/// Maximum number of steps to measure a grammar, a few nanoseconds each.
 const MAX_WORK: usize = 1 << 25;
-/// Most bytes of texts whose tokens are counted.
+/// Maximum number of bytes of texts whose tokens are counted.
 const SPELLED: usize = 1 << 16;
 
 /// What [`Error::Option`] names if no value matches a schema.
@@ -148,7 +148,7 @@ pub struct Grammar {
     pub(super) spaced: NodeId,
     /// The bytes of its texts; all of them until [`Grammar::spell`].
     pub(super) writable: Writable,
-    /// Fewest tokens of a text of each node: one per byte, except for texts counted by [`Grammar::spell`].
+    /// Minimum number of tokens of a text of each node: one per byte, except for texts counted by [`Grammar::spell`].
     shortest: Vec<u32>,
     /// Least nesting depth of a text of each node.
     height: Vec<u32>,

@@ -13,15 +13,15 @@ use alloc::vec;
 use alloc::vec::Vec;
 use hashbrown::HashTable;
 
-/// Most open choices that are followed; further ones are dropped.
+/// Maximum number of open choices that are followed; further ones are dropped.
 const MAX_THREADS: usize = 256;
-/// Most work of a byte. What is not done then is as if it led nowhere, except for the way to the nearest end, which takes less
+/// Maximum work of a byte. What is not done then is as if it led nowhere, except for the way to the nearest end, which takes less
 /// than this: a node begins at most 4096 others, and compares what it finds with at most [`MAX_MADE`] threads.
 pub(super) const MAX_WORK: u32 = 160_000;
 /// Indices of [`Link::seen`].
 const BEGUN: usize = 0;
 const CONTINUED: usize = 1;
-/// Most threads that a byte may lead to; the first [`MAX_THREADS`] of them are followed.
+/// Maximum number of threads that a byte may lead to; the first [`MAX_THREADS`] of them are followed.
 const MAX_MADE: usize = 2 * MAX_THREADS;
 /// The stack of the outermost value.
 const ROOT: u32 = u32::MAX;
@@ -64,7 +64,7 @@ enum Frame {
 struct Link {
     below: u32,
     depth: u32,
-    /// Fewest tokens from the end of the value on top to the end of the text.
+    /// Minimum number of tokens from the end of the value on top to the end of the text.
     rest: u32,
     /// Whether nothing may follow the value on top in this frame.
     optional: bool,
@@ -1047,7 +1047,7 @@ impl Matcher {
         }
     }
 
-    /// Fewest tokens from within a name to the end of the text.
+    /// Minimum number of tokens from within a name to the end of the text.
     fn shortest_key(
         &self,
         grammar: &Grammar,

@@ -62,7 +62,7 @@ use vocabulary::Sorted;
 /// Number of cached masks.
 const REMEMBERED: usize = 16;
 
-/// Most work of finding the tokens that can follow a state, in units of [`Matcher::work`]. With 151,669 tokens that is enough for
+/// Maximum work of finding the tokens that can follow a state, in units of [`Matcher::work`]. With 151,669 tokens that is enough for
 /// 16 choices open in all of them.
 const MAX_WORK: u64 = 1 << 24;
 

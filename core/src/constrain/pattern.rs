@@ -25,9 +25,9 @@ const MAX_NESTING: u32 = 32;
 const MAX_REPEATS: u32 = 1000;
 const MAX_NODES: usize = 4096;
 const MAX_STATES: usize = 4096;
-/// Most steps to build all automata of a grammar, a few nanoseconds each.
+/// Maximum number of steps to build all automata of a grammar, a few nanoseconds each.
 const MAX_WORK: usize = 1 << 26;
-/// Most states and edges of all automata of a grammar.
+/// Maximum number of states and edges of all automata of a grammar.
 const MAX_EDGES: usize = 1 << 20;
 
 /// Boundaries between characters that are written differently, or not at all.
@@ -458,7 +458,7 @@ impl Net<'_> {
 struct State {
     /// Ranges of characters and the state after them; sorted.
     edges: Vec<(Range, u32)>,
-    /// Fewest bytes to the end.
+    /// Minimum number of bytes to the end.
     left: u32,
 }
 
@@ -744,17 +744,17 @@ impl Pattern {
         Ok(())
     }
 
-    /// Fewest bytes to the end through the cheapest of these characters.
+    /// Minimum number of bytes to the end through the cheapest of these characters.
     fn through(&self, (range, next): (Range, u32), writable: &Writable) -> u32 {
         writable.fewest(range, self.plain).unwrap_or(NEVER).saturating_add(self.left(next))
     }
 
-    /// Fewest bytes from a state to the end.
+    /// Minimum number of bytes from a state to the end.
     pub(super) fn left(&self, state: u32) -> u32 {
         self.states.get(state as usize).map_or(NEVER, |state| state.left)
     }
 
-    /// Fewest bytes of a text that is not empty.
+    /// Minimum number of bytes of a text that is not empty.
     pub(super) fn fewest(&self, writable: &Writable) -> u32 {
         let first = self.states.first().map(|state| &state.edges[..]).unwrap_or_default();
         first.iter().map(|&edge| self.through(edge, writable)).min().unwrap_or(NEVER)
@@ -772,7 +772,7 @@ impl Pattern {
         edges.get(at).filter(|((from, _), _)| *from <= c).map(|(_, to)| *to)
     }
 
-    /// Fewest bytes from within a character to the end; `quoted` gives its pending bytes, and `value` is the
+    /// Minimum number of bytes from within a character to the end; `quoted` gives its pending bytes, and `value` is the
     /// part decoded so far.
     pub(super) fn left_within(&self, state: u32, quoted: Quoted, value: u32, writable: &Writable) -> u32 {
         let Some(edges) = self.states.get(state as usize).map(|state| &state.edges) else { return NEVER };

@@ -16,7 +16,7 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Most bytes of a grammar.
+/// Maximum number of bytes of a grammar.
 const MAX_BYTES: usize = 1 << 16;
 /// Largest nesting of groups, and of rules that begin with one another.
 const MAX_NESTING: usize = 64;
@@ -24,11 +24,11 @@ const MAX_NESTING: usize = 64;
 const MAX_REPEATS: u32 = 1000;
 /// Largest expression of a rule that is copied to where the rule is used.
 const MAX_COPIED: usize = 256;
-/// Most parts of all copies together.
+/// Maximum number of parts of all copies together.
 const MAX_COPIES: usize = 1 << 16;
-/// Most rounds over all rules to find those that may be empty.
+/// Maximum number of rounds over all rules to find those that may be empty.
 const MAX_ROUNDS: usize = 256;
-/// Most choices.
+/// Maximum number of choices.
 const MAX_CHOICES: usize = 4096;
 
 impl Grammar {

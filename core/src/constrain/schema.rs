@@ -16,21 +16,21 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Most bytes of a schema.
+/// Maximum number of bytes of a schema.
 const MAX_BYTES: usize = 1 << 18;
 /// Largest nesting of schemas.
 const MAX_NESTING: usize = 64;
-/// Most schemas that are referenced.
+/// Maximum number of schemas that are referenced.
 const MAX_REFERENCES: usize = 512;
-/// Most schemas of one `oneOf`, which are compared pairwise.
+/// Maximum number of schemas of one `oneOf`, which are compared pairwise.
 const MAX_ONE_OF: usize = 64;
-/// Most bytes searched to resolve references.
+/// Maximum number of bytes searched to resolve references.
 const MAX_SEARCH: usize = 1 << 27;
-/// Most values of one `enum`.
+/// Maximum number of values of one `enum`.
 const MAX_VALUES: usize = 4096;
 /// Digits of a constant: a float holds every whole number with as many.
 const MAX_DIGITS: u32 = 308;
-/// Most bytes of all constants and names of a grammar, with a fixed overhead for each.
+/// Maximum number of bytes of all constants and names of a grammar, with a fixed overhead for each.
 const MAX_TEXT: usize = 1 << 22;
 
 /// A value within text written by [`json::reformat`], which is valid and has one spelling for everything.

@@ -104,7 +104,7 @@ pub struct Vocabulary {
     pub(super) writable: Writable,
     /// The range of each token's bytes in `all`.
     ranges: Vec<(u32, u32)>,
-    /// Most bytes of a token.
+    /// Maximum number of bytes of a token.
     pub(super) longest: u32,
 }
 
@@ -222,8 +222,8 @@ impl Vocabulary {
 /// Marks a token with quotes, escapes, control characters, incomplete characters or bytes that are no tokens by themselves.
 pub(super) const NOT_PLAIN: u16 = u16::MAX;
 
-/// Most bytes of all tokens together.
+/// Maximum number of bytes of all tokens together.
 const MAX_TEXT: usize = 1 << 30;
 
-/// Most bytes of a token that may be written.
+/// Maximum number of bytes of a token that may be written.
 const MAX_TOKEN: usize = 1 << 12;

@@ -7,10 +7,10 @@ use crate::device::SessionOptions;
 use crate::error::Result;
 use crate::model::{ModelSpec, all_specs};
 
-/// Most bytes of a process besides the weights and [`MemoryPlan`]: code, tokenizer, stacks.
+/// Maximum number of bytes of a process besides the weights and [`MemoryPlan`]: code, tokenizer, stacks.
 pub const PROCESS_BYTES: u64 = 16 << 20;
 
-/// Most bytes of a published file besides its matrices: vocabulary and norms.
+/// Maximum number of bytes of a published file besides its matrices: vocabulary and norms.
 const FILE_BYTES: u64 = 8 << 20;
 
 /// The longest context of at most `max` tokens such that weights of `weights` bytes, the process and

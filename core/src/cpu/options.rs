@@ -9,7 +9,7 @@ use crate::model::ModelConfig;
 /// Options of a CPU device, which decide how much scratch memory it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Most positions of a sequence; clamped to the model's context.
+    /// Maximum number of positions of a sequence; clamped to the model's context.
     pub context: usize,
     /// Precision of activations.
     pub activations: Activations,

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::model::Program;
 use crate::model::program::{BufferId, Exchange, Experts, MAX_OUTPUTS, Op};
 
-/// Most buffers of a program.
+/// Maximum number of buffers of a program.
 const MAX_BUFFERS: usize = 16;
 
 /// Lengths of the parts of [`Scratch`], in its order.

@@ -9,7 +9,7 @@ use super::{Gguf, Header, Id42, Part, ReadOptions, TensorInfo, metadata, with_ca
 use crate::error::{Error, Name, Result};
 use crate::quant::Format;
 
-/// Most parts of a model.
+/// Maximum number of parts of a model.
 pub const MAX_PARTS: usize = 1000;
 
 /// The index of a file among the parts, from 0.

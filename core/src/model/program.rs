@@ -22,7 +22,7 @@ use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
 
-/// Most outputs of an [`Op::Linear`].
+/// Maximum number of outputs of an [`Op::Linear`].
 pub const MAX_OUTPUTS: usize = 4;
 
 /// A tensor of a [`Program`]: an index into [`Program::tensors`].

@@ -23,7 +23,7 @@ use heapless::Vec as ArrayVec;
 use super::program::{BufferId, BufferSpec, Exchange, Op, Program, QkNorm, TensorId, TensorSpec};
 use crate::error::{Error, Name, Result};
 
-/// Most ranks of a group.
+/// Maximum number of ranks of a group.
 pub const MAX_RANKS: usize = 64;
 
 /// How a program is divided among how many ranks.

@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-/// Most tokens kept: memory for their list is allocated in advance.
+/// Maximum number of tokens kept: memory for their list is allocated in advance.
 const MAX_TOP: usize = 1 << 16;
 
 /// A token and the natural logarithm of its probability.

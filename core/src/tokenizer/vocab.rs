@@ -111,7 +111,7 @@ fn text_at(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     ids: HashTable<u32>,
-    /// Most texts compared to insert one, and so the most to compare when looking one up.
+    /// Maximum number of texts compared to insert one, and so the most to compare when looking one up.
     reach: u64,
 }
 

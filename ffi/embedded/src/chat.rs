@@ -38,7 +38,7 @@ pub(crate) struct State {
     ids: Vec<u32>,
     /// Instructions, which may be empty.
     system: String,
-    /// Most bytes of instructions and a message.
+    /// Maximum number of bytes of instructions and a message.
     most_text: usize,
     /// Tokens that are to be left for a reply.
     room: usize,

@@ -95,7 +95,7 @@ pub extern "C" fn shohin_memory_used() -> usize {
     MEMORY.with(|state| state.heap.used())
 }
 
-/// Most bytes that were in use at once.
+/// Maximum number of bytes that were in use at once.
 #[unsafe(no_mangle)]
 pub extern "C" fn shohin_memory_peak() -> usize {
     MEMORY.with(|state| state.peak)

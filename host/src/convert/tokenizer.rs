@@ -29,7 +29,7 @@ const BOS: usize = 1;
 const EOT: &str = "tokenizer.ggml.eot_token_id";
 const EOM: &str = "tokenizer.ggml.eom_token_id";
 
-/// Most rows of an embedding: the config claims them before the embedding is read.
+/// Maximum number of rows of an embedding: the config claims them before the embedding is read.
 const MAX_ROWS: u32 = 1 << 21;
 
 /// Sets the keys of the tokenizer for an embedding of `rows` tokens.

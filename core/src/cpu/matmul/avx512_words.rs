@@ -41,7 +41,7 @@ const FEWEST: usize = 4;
 const FEW_ROWS: usize = 512;
 /// Tokens whose tables exist at the same time: 16 KB.
 const GROUP: usize = 8;
-/// Most tokens that share the indices.
+/// Maximum number of tokens that share the indices.
 const TOKENS: usize = 32;
 /// Sums of tokens and sets that exist at the same time: 128 KB.
 const SUMS: usize = SETS * TOKENS;

@@ -181,7 +181,7 @@ pub fn matmul(
     matmul_each(isa, pool, x, tokens, &mut [(*w, y)])
 }
 
-/// Most matrices of a [`matmul_each`].
+/// Maximum number of matrices of a [`matmul_each`].
 pub const MAX_PRODUCTS: usize = MAX_OUTPUTS;
 
 /// [`matmul`] with several matrices, each with its `y`. Their rows are spread over `pool` together, so that

@@ -7,7 +7,7 @@ use core::mem::MaybeUninit;
 use super::run_isa::{EachRun, Rows, RunIsa};
 use crate::quant::{self, Block, Format, MAX_BLOCK};
 
-/// Most groups per block.
+/// Maximum number of groups per block.
 const MAX_GROUPS: usize = MAX_BLOCK / 16;
 
 /// The scales, or minima, of the groups of a block in N rows; only those that have been set.

@@ -80,7 +80,7 @@ pub(super) fn integer_from(start: usize, args: &MatmulArgs<'_>, out: &mut Output
     }
 }
 
-/// Most groups per block of formats with at most 32 weights per scale, for groups of at least 16 weights.
+/// Maximum number of groups per block of formats with at most 32 weights per scale, for groups of at least 16 weights.
 const MAX_GROUPS: usize = MAX_BLOCK / 16;
 
 /// A block of weights, unpacked.

@@ -19,13 +19,13 @@ use crate::cpu::repack::{ONE_BIT_FOURS, PANEL_ROWS};
 
 /// Columns that share a factor.
 const PART: usize = 32;
-/// Most 16-bit integers of the tables that exist at the same time: with relaxed SIMD twice as many, for [`Words`] of 2 bits.
+/// Maximum number of 16-bit integers of the tables that exist at the same time: with relaxed SIMD twice as many, for [`Words`] of 2 bits.
 const TABLES_LEN: usize = if cfg!(target_feature = "relaxed-simd") { 1 << 16 } else { 1 << 15 };
 /// 64-bit integers that hold the offsets of the entries that a panel selects from them: those of [`Fields`], which are
 /// more than the 256 of 16 bits of [`Planes`] and [`Words`].
 const ENTRIES: usize = LUT_COLS / PART / 2 * FIELDS.len() * PANEL_ROWS;
 const _: () = assert!(ENTRIES * size_of::<u64>() >= 256 * size_of::<u16>());
-/// Most sums that share tables, which bounds their memory; half as many if blocks are longer than a unit.
+/// Maximum number of sums that share tables, which bounds their memory; half as many if blocks are longer than a unit.
 const SUMS: usize = 1 << 15;
 /// 16-bit integers per token of a [`Block`].
 const BLOCK_LEN: usize = Q8_LEN + 4;
@@ -35,9 +35,9 @@ const BLOCK_LEN: usize = Q8_LEN + 4;
 pub(super) struct Lanes {
     /// Lanes of 16 bits in a vector; 0 if the instruction set has no such kernels.
     pub(super) vector: usize,
-    /// Most vectors of a group, one or two: the indices of their tokens are found once.
+    /// Maximum number of vectors of a group, one or two: the indices of their tokens are found once.
     pub(super) vectors: usize,
-    /// Fewest tokens that are worth a vector with empty lanes.
+    /// Minimum number of tokens that are worth a vector with empty lanes.
     pub(super) from: usize,
     /// Rows from which on building tables costs little beside looking sums up.
     pub(super) rows: usize,

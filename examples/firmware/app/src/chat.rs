@@ -32,7 +32,7 @@ const CONTEXT: usize = 256;
 const BATCH: usize = 4;
 /// Bytes of a line.
 const LINE: usize = 256;
-/// Most tokens of a reply.
+/// Maximum number of tokens of a reply.
 const REPLY: usize = 64;
 /// Scratch memory of the device, and the cache of the session. The program ends with an error if they are too small.
 const SCRATCH: usize = 96 << 10;

@@ -61,7 +61,7 @@ pub(crate) fn seal() {
 }
 
 #[cfg(feature = "report")]
-/// Most bytes that were in use at once.
+/// Maximum number of bytes that were in use at once.
 pub(crate) fn peak() -> usize {
     HEAP.peak.load(Relaxed)
 }

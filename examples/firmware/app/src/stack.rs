@@ -28,7 +28,7 @@ pub(crate) fn paint() {
     }
 }
 
-/// Most bytes of stack used since [`paint`].
+/// Maximum number of bytes of stack used since [`paint`].
 pub(crate) fn peak() -> usize {
     let (mut word, top) = (addr_of!(END), addr_of!(_stack_start));
     // SAFETY: words of the stack, which are only read.
