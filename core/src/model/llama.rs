@@ -9,12 +9,13 @@
 //! `2 i + 1` of a head are rotated together; in the original model these are `i` and `i + head_dim / 2`.
 #![forbid(unsafe_code)]
 
+use super::builder::{Builder, Output};
 use super::config::{Architecture, ModelConfig};
 use super::hugging_face::{
     Absent, DECODER, DIMENSIONS, Described, FEED_FORWARD, HuggingFace, INTERLEAVED_QUERIES_KEYS, PLAIN,
     Setting, SettingValue,
 };
-use super::program::{Builder, Output, Program, RopePairing};
+use super::program::{Program, RopePairing};
 
 pub(super) const LLAMA: Described = Described {
     architecture: Architecture { name: "llama", experts: false, program },

@@ -5,6 +5,7 @@
 
 pub mod alibi;
 mod bonsai;
+pub mod builder;
 pub mod config;
 pub mod depths;
 pub mod embedding;

@@ -15,12 +15,13 @@
 //! Some tokens skip the blocks with a router of a [mixture of depths](super::depths), in both.
 #![forbid(unsafe_code)]
 
+use super::builder::{Builder, Output};
 use super::config::{Architecture, ModelConfig};
 use super::hugging_face::{
     DECODER, DIMENSIONS, Described, EXPERTS, FEED_FORWARD, HEAD_NORMS, HuggingFace, MIXTURE, PLAIN,
     QUERIES_KEYS, SPARSE,
 };
-use super::program::{Builder, Output, Program, RopePairing};
+use super::program::{Program, RopePairing};
 
 pub(super) const QWEN3: Described = Described {
     architecture: Architecture { name: "qwen3", experts: false, program },
