@@ -11,6 +11,7 @@ mod ffi;
 mod firmware;
 mod fuzz;
 mod gpu;
+mod imports;
 mod install;
 mod instructions;
 mod machine;

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::command::Result;
+use crate::imports;
 
 /// Panicking calls, split so that this file does not match.
 const PANICS: [&str; 5] = [
@@ -15,6 +16,15 @@ const PANICS: [&str; 5] = [
 ];
 const UNFINISHED: [&str; 4] =
     [concat!("to", "do!("), concat!("unimpl", "emented!("), concat!("FIX", "ME"), concat!("XX", "X")];
+
+/// Crates whose files do not use each other in a circle.
+const WITHOUT_CIRCLES: [&str; 6] = ["accelerator", "cli", "core", "gpu", "metal-host", "wasm"];
+
+/// The folder beside a checkout with data that a user of the repository does not have.
+const BESIDE: &str = concat!("../sha", "red");
+
+/// Beginnings of doc comments in which the trade says Maximum and Minimum.
+const SUPERLATIVES: [&str; 2] = ["Most ", "Fewest "];
 
 /// File names that do not describe their content.
 const VAGUE: [&str; 8] = ["util", "utils", "helper", "helpers", "misc", "common", "types", "functions"];
@@ -36,9 +46,21 @@ pub(crate) fn check(root: &Path) -> Result<()> {
                 broken.push(format!("{name}:{}: unfinished: {}", number + 1, line.trim()));
             }
         }
-        if name.starts_with("core/src/") && name.ends_with(".rs") {
-            broken.extend(core_rules(&name, &text));
+        if text.contains(BESIDE) {
+            broken.push(format!("{name}: it needs {BESIDE}, which is not in the repository"));
         }
+        if name.ends_with(".rs") {
+            broken.extend(superlatives(&name, &text));
+            if name.starts_with("core/src/") {
+                broken.extend(core_rules(&name, &text));
+            }
+        }
+    }
+    for name in WITHOUT_CIRCLES {
+        let src = root.join(name).join("src");
+        let file =
+            Some(src.join("lib.rs")).filter(|file| file.is_file()).unwrap_or_else(|| src.join("main.rs"));
+        broken.extend(imports::circles(&file)?);
     }
     for lock in ["Cargo.lock", "package-lock.json"] {
         let text = fs::read_to_string(root.join(lock)).map_err(|e| format!("{lock}: {e}"))?;
@@ -74,6 +96,16 @@ fn unpinned(lock: &str) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// Doc comments that begin with one of [`SUPERLATIVES`].
+fn superlatives(name: &str, text: &str) -> Vec<String> {
+    let doc = |line: &str| {
+        let text = line.strip_prefix("/// ").or_else(|| line.strip_prefix("//! "));
+        text.is_some_and(|text| SUPERLATIVES.iter().any(|word| text.starts_with(word)))
+    };
+    let found = text.lines().enumerate().filter(|(_, line)| doc(line.trim()));
+    found.map(|(at, line)| format!("{name}:{}: Maximum or Minimum: {}", at + 1, line.trim())).collect()
 }
 
 /// Library code of core does not panic: a comment on the line of a panicking call, or above it, explains why
@@ -146,6 +178,12 @@ mod tests {
         }
         assert_eq!(unpinned("\"resolved\": \"https://evil/a.tgz\",\n\"integrity\": \"x\"").len(), 1);
         assert_eq!(unpinned("\"resolved\": \"https://registry.npmjs.org/a.tgz\"").len(), 1);
+    }
+
+    #[test]
+    fn doc_comments_say_maximum() {
+        let text = format!("/// {}bytes.\n/// Nearly all.\n// {}bytes.\n", SUPERLATIVES[0], SUPERLATIVES[1]);
+        assert_eq!(superlatives("a.rs", &text).len(), 1);
     }
 
     #[test]

@@ -243,7 +243,7 @@ const FORMAT: Suite = Suite {
 
 const SOURCE: Suite = Suite {
     name: "source",
-    about: "source rules: no panic in core without a reason, nothing unfinished",
+    about: "source rules: no panic in core without a reason, no circles of imports, nothing unfinished",
     budget: 5,
     needs: &[],
     unfit: ANYWHERE,
