@@ -9,8 +9,7 @@ use super::config::{ExpertsConfig, ModelConfig};
 use super::names::tensor_name;
 use super::positions::{RopeFactors, Rotary};
 use super::program::{
-    BufferId, BufferSpec, Experts, Heads, MAX_OUTPUTS, Op, Program, QkNorm, RopePairing, TensorId,
-    TensorRole, TensorSpec,
+    BufferId, Experts, Heads, MAX_OUTPUTS, Op, Program, QkNorm, RopePairing, TensorId, TensorRole, TensorSpec,
 };
 use super::rope::{Rope, RopeScaling};
 use super::{alibi, depths};
@@ -28,7 +27,7 @@ pub struct Builder {
 impl Builder {
     /// Starts a program. `eps` applies to every norm.
     pub fn new(heads: Heads, rope: Rope, pairing: RopePairing, eps: f32) -> Builder {
-        let none = BufferId(0);
+        let none = BufferId::at(0);
         let program = Program {
             tensors: Vec::new(),
             buffers: Vec::new(),
@@ -40,7 +39,7 @@ impl Builder {
             stages: 1,
             residual: none,
             hidden: none,
-            output: TensorId(0),
+            output: TensorId::at(0),
             divided_vocab: None,
             layers: 0,
             routed_layers: Vec::new(),
@@ -53,22 +52,10 @@ impl Builder {
         Builder { program, eps, layer: None }
     }
 
-    /// The buffer called `name`, with at least `cols` elements per row. Buffers with the same name are
-    /// shared.
-    fn buffer(&mut self, name: &'static str, cols: usize) -> BufferId {
-        let buffers = &mut self.program.buffers;
-        let at = buffers.iter().position(|buffer| buffer.name == name).unwrap_or_else(|| {
-            buffers.push(BufferSpec { name, cols });
-            buffers.len() - 1
-        });
-        buffers[at].cols = buffers[at].cols.max(cols);
-        BufferId(at as u32)
-    }
-
     fn tensor(&mut self, name: &str, rows: usize, cols: usize, role: TensorRole) -> TensorId {
         let name = tensor_name(self.layer, name);
         self.program.tensors.push(TensorSpec { name, rows, cols, role, matrices: 1, read: 1 });
-        TensorId(self.program.tensors.len() as u32 - 1)
+        TensorId::at(self.program.tensors.len() - 1)
     }
 
     /// A matrix `(rows, cols)` for each of `matrices` experts, of which a token reads `read`.
@@ -115,7 +102,7 @@ impl Builder {
     /// Looks up the rows of the embedding `(vocab, cols)` for the tokens; returns the residual stream.
     pub fn embed(&mut self, name: &str, vocab: usize, cols: usize) -> (TensorId, Stream) {
         let table = self.matrix(name, vocab, cols);
-        let out = self.buffer("residual", cols);
+        let out = self.program.buffer("residual", cols);
         self.program.body.push(Op::Embed { table, out });
         self.program.residual = out;
         (table, Stream { buffer: out, cols })
@@ -131,7 +118,7 @@ impl Builder {
     /// The rows of `x` that the block's [router](depths) lets take part, which the following operations compute.
     pub fn select(&mut self, x: Stream) -> Stream {
         let router = self.vector(depths::ROUTER, x.cols);
-        let out = self.buffer("taking part", x.cols);
+        let out = self.program.buffer("taking part", x.cols);
         let layer = self.layer.unwrap_or(0);
         self.program.routed_layers.push(layer);
         self.program.body.push(Op::Select { layer, x: x.buffer, router, out });
@@ -146,7 +133,7 @@ impl Builder {
     /// `x / rms(x) * weight`
     pub fn rmsnorm(&mut self, x: Stream, name: &str) -> Stream {
         let weight = self.vector(name, x.cols);
-        let out = self.buffer("input", x.cols);
+        let out = self.program.buffer("input", x.cols);
         self.program.body.push(Op::RmsNorm { x: x.buffer, weight, eps: self.eps, out });
         Stream { buffer: out, cols: x.cols }
     }
@@ -161,7 +148,7 @@ impl Builder {
         let mut list = ArrayVec::new();
         let streams = outputs.map(|(name, buffer, cols)| {
             let weight = self.matrix(name, cols, x.cols);
-            let buffer = self.buffer(buffer, cols);
+            let buffer = self.program.buffer(buffer, cols);
             // There is room for N.
             let _ = list.push((weight, buffer));
             Stream { buffer, cols }
@@ -186,7 +173,7 @@ impl Builder {
     pub fn linear_swiglu(&mut self, x: Stream, gate: &str, up: &str, cols: usize) -> Stream {
         let gate = self.matrix(gate, cols, x.cols);
         let up = self.matrix(up, cols, x.cols);
-        let out = self.buffer("gate", cols);
+        let out = self.program.buffer("gate", cols);
         self.program.body.push(Op::LinearSwiglu { x: x.buffer, gate, up, out });
         Stream { buffer: out, cols }
     }
@@ -198,9 +185,9 @@ impl Builder {
         let gate = self.stack("ffn_gate_exps", [count, used], feed_forward, x.cols);
         let up = self.stack("ffn_up_exps", [count, used], feed_forward, x.cols);
         let down = self.stack("ffn_down_exps", [count, used], to.cols, feed_forward);
-        let probabilities = self.buffer("probabilities", count);
-        let routed = self.buffer("routed", x.cols);
-        let gated = self.buffer("gate", feed_forward);
+        let probabilities = self.program.buffer("probabilities", count);
+        let routed = self.program.buffer("routed", x.cols);
+        let gated = self.program.buffer("gate", feed_forward);
         let (x, to) = (x.buffer, to.buffer);
         let experts =
             Experts { x, router, gate, up, down, used, normalize, probabilities, routed, gated, to };
@@ -219,7 +206,7 @@ impl Builder {
 
     /// Causal attention of `q` over the cache.
     pub fn attention(&mut self, q: Stream) -> Stream {
-        let out = self.buffer("input", q.cols);
+        let out = self.program.buffer("input", q.cols);
         let layer = self.layer.unwrap_or(0);
         self.program.body.push(Op::Attention { layer, q: q.buffer, out });
         Stream { buffer: out, cols: q.cols }
@@ -229,7 +216,7 @@ impl Builder {
     pub fn head(mut self, x: Stream, norm: &str, output: Output<'_>) -> Program {
         self.layer = None;
         let weight = self.vector(norm, x.cols);
-        let out = self.buffer("input", x.cols);
+        let out = self.program.buffer("input", x.cols);
         self.program.head.push(Op::RmsNorm { x: x.buffer, weight, eps: self.eps, out });
         self.program.hidden = out;
         self.program.output = match output {

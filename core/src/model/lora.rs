@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 use half::{bf16, f16};
 use heapless::Vec as ArrayVec;
 
-use super::program::{BufferId, BufferSpec, MAX_OUTPUTS, Op, Program, TensorId, TensorRole, TensorSpec};
+use super::program::{BufferId, MAX_OUTPUTS, Op, Program, TensorId, TensorRole, TensorSpec};
 use super::weights::StoredTensor;
 use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Metadata};
@@ -357,7 +357,7 @@ impl Pass {
             }
             Op::LinearSwiglu { x, gate, up, out } if self.is_adapted(gate) || self.is_adapted(up) => {
                 let cols = self.adapted.program.tensor(up).rows;
-                let outputs = [(gate, out), (up, self.buffer("up", cols))];
+                let outputs = [(gate, out), (up, self.adapted.program.buffer("up", cols))];
                 body.push(Op::Linear { x, outputs: outputs.into_iter().collect() });
                 self.products(x, &outputs, body);
                 body.push(Op::Swiglu { gate: out, up: outputs[1].1 });
@@ -387,7 +387,7 @@ impl Pass {
             for (&(a, ..), name) in pairs.iter().zip(BETWEEN) {
                 let rank = self.adapted.program.tensor(a).rows;
                 // There is room for each of a chunk.
-                let _ = list.push((a, self.buffer(name, rank)));
+                let _ = list.push((a, self.adapted.program.buffer(name, rank)));
             }
             let adds =
                 pairs.iter().zip(&list).map(|(&(_, b, to), &(_, x))| Op::LinearAdd { x, weight: b, to });
@@ -395,16 +395,5 @@ impl Pass {
             body.push(Op::Linear { x, outputs: list });
             body.extend(adds);
         }
-    }
-
-    /// The buffer called `name`, with at least `cols` elements per row.
-    fn buffer(&mut self, name: &'static str, cols: usize) -> BufferId {
-        let buffers = &mut self.adapted.program.buffers;
-        let at = buffers.iter().position(|buffer| buffer.name == name).unwrap_or_else(|| {
-            buffers.push(BufferSpec { name, cols });
-            buffers.len() - 1
-        });
-        buffers[at].cols = buffers[at].cols.max(cols);
-        BufferId::at(at)
     }
 }

@@ -21,7 +21,7 @@ pub const MAX_OUTPUTS: usize = 4;
 
 /// A tensor of a [`Program`]: an index into [`Program::tensors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TensorId(pub(super) u32);
+pub struct TensorId(u32);
 
 impl TensorId {
     pub(super) const fn at(index: usize) -> TensorId {
@@ -36,7 +36,7 @@ impl TensorId {
 
 /// A buffer of a [`Program`]: an index into [`Program::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BufferId(pub(super) u32);
+pub struct BufferId(u32);
 
 impl BufferId {
     pub(super) const fn at(index: usize) -> BufferId {
@@ -344,6 +344,16 @@ impl Program {
     /// The tensors' ids, in the order of [`Program::tensors`].
     pub fn tensor_ids(&self) -> impl Iterator<Item = TensorId> + use<> {
         (0..self.tensors.len() as u32).map(TensorId)
+    }
+
+    /// The buffer called `name`, with at least `cols` elements per row. Buffers with the same name are shared.
+    pub(super) fn buffer(&mut self, name: &'static str, cols: usize) -> BufferId {
+        let at = self.buffers.iter().position(|buffer| buffer.name == name).unwrap_or_else(|| {
+            self.buffers.push(BufferSpec { name, cols });
+            self.buffers.len() - 1
+        });
+        self.buffers[at].cols = self.buffers[at].cols.max(cols);
+        BufferId::at(at)
     }
 
     /// The tensor `id`.

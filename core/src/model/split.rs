@@ -20,7 +20,7 @@ use core::str::FromStr;
 
 use heapless::Vec as ArrayVec;
 
-use super::program::{BufferId, BufferSpec, Exchange, Op, Program, QkNorm, TensorId, TensorSpec};
+use super::program::{Exchange, Op, Program, QkNorm, TensorId, TensorSpec};
 use crate::error::{Error, Name, Result};
 
 /// Maximum number of ranks of a group.
@@ -191,18 +191,6 @@ struct Parts {
     pieces: Vec<Piece>,
 }
 
-impl Parts {
-    fn buffer(&mut self, name: &'static str, cols: usize) -> BufferId {
-        let buffers = &mut self.program.buffers;
-        let at = buffers.iter().position(|buffer| buffer.name == name).unwrap_or_else(|| {
-            buffers.push(BufferSpec { name, cols });
-            buffers.len() - 1
-        });
-        buffers[at].cols = buffers[at].cols.max(cols);
-        BufferId::at(at)
-    }
-}
-
 impl TensorSplit<'_> {
     fn divided(&self, what: &'static str, count: usize) -> Result<usize> {
         if count.is_multiple_of(self.ranks) {
@@ -281,7 +269,7 @@ impl TensorSplit<'_> {
             }
             Op::Attention { layer, q, out } => {
                 let heads = parts.program.heads;
-                let mine = parts.buffer("heads of attention", heads.query * heads.dim);
+                let mine = parts.program.buffer("heads of attention", heads.query * heads.dim);
                 body.push(Op::Attention { layer, q, out: mine });
                 if !self.reduce {
                     body.push(Op::Exchange(Exchange::Gather { x: mine, to: out }));
@@ -290,7 +278,7 @@ impl TensorSplit<'_> {
             Op::LinearSwiglu { x, gate, up, out } => {
                 let cols = self.rows(parts, gate)?;
                 self.rows(parts, up)?;
-                let mine = parts.buffer("gated part", cols);
+                let mine = parts.program.buffer("gated part", cols);
                 body.push(Op::LinearSwiglu { x, gate, up, out: mine });
                 if !self.reduce {
                     body.push(Op::Exchange(Exchange::Gather { x: mine, to: out }));
@@ -315,7 +303,7 @@ impl TensorSplit<'_> {
                         ));
                     }
                 };
-                let delta = parts.buffer("delta", cols);
+                let delta = parts.program.buffer("delta", cols);
                 let mut outputs = ArrayVec::new();
                 // There is room for one.
                 let _ = outputs.push((weight, delta));
