@@ -83,12 +83,7 @@ impl Builder {
         let pool = ThreadPool::new(threads).map_err(|source| Error::Threads { count: threads, source })?;
         let source = Source::read(file, self.read, |config| self.configured(config), &self.adapters)?;
         let device = self.other_device(&plan, &source, &options, threads)?;
-        let storage = match plan {
-            Plan::Cpu(storage) => storage,
-            Plan::Gpu(_) | Plan::Cuda(_) | Plan::Metal | Plan::Split(_) | Plan::CudaSplit(_) => {
-                Storage::Mapped
-            }
-        };
+        let storage = if let Plan::Cpu(storage) = plan { storage } else { Storage::Mapped };
         // Both take about as long if the weights come from the cache.
         let (cpu, tokenizer) = thread::scope(|scope| {
             let tokenizer = thread::Builder::new().spawn_scoped(scope, || source.tokenizer());
@@ -150,8 +145,6 @@ impl Builder {
             Plan::Cpu(_) => return Ok(None),
             #[cfg(feature = "gpu")]
             Plan::Gpu(name) => Weights::Gpu(crate::gpu::GpuWeights::load(name, source)?),
-            #[cfg(not(feature = "gpu"))]
-            Plan::Gpu(_) => return Err(Error::NoGpuSupport),
             #[cfg(feature = "cuda")]
             Plan::Cuda(number) => {
                 Weights::Cuda(crate::cuda::CudaWeights::load(*number, self.on_compile, source)?)
@@ -160,12 +153,8 @@ impl Builder {
             Plan::CudaSplit(split) => {
                 Weights::CudaSplit(crate::split::CudaSplit::load(source, *split, self.on_compile)?)
             }
-            #[cfg(not(feature = "cuda"))]
-            Plan::Cuda(_) | Plan::CudaSplit(_) => return Err(Error::NoCudaSupport),
             #[cfg(all(feature = "metal", target_os = "macos"))]
             Plan::Metal => Weights::Metal(crate::metal::MetalWeights::load(source)?),
-            #[cfg(not(all(feature = "metal", target_os = "macos")))]
-            Plan::Metal => return Err(Error::NoMetalSupport),
             Plan::Split(split) => Weights::Split(self.split_weights(source, *split, options, threads)?),
         }))
     }

@@ -15,15 +15,16 @@ const MAX_THREADS: usize = 1024;
 #[derive(Debug)]
 pub(crate) enum Plan {
     Cpu(Storage),
-    #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "refused when the model is loaded"))]
+    #[cfg(feature = "gpu")]
     Gpu(String),
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "refused when the model is loaded"))]
+    #[cfg(feature = "cuda")]
     Cuda(usize),
+    #[cfg(all(feature = "metal", target_os = "macos"))]
     Metal,
     /// On the CPU, among ranks.
     Split(Split),
     /// Rank `i` on NVIDIA GPU `i`.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "refused when the model is loaded"))]
+    #[cfg(feature = "cuda")]
     CudaSplit(Split),
 }
 
@@ -89,14 +90,18 @@ impl Plan {
                     None => Storage::Mapped,
                 }))
             }
-            DeviceName::Gpu(_) if !cfg!(feature = "gpu") => Err(Error::NoGpuSupport),
+            #[cfg(feature = "gpu")]
             DeviceName::Gpu(name) => Ok(Plan::Gpu(name.clone())),
-            DeviceName::Cuda(_) if !cfg!(feature = "cuda") => Err(Error::NoCudaSupport),
+            #[cfg(not(feature = "gpu"))]
+            DeviceName::Gpu(_) => Err(Error::NoGpuSupport),
+            #[cfg(feature = "cuda")]
             DeviceName::Cuda(number) => Ok(Plan::Cuda(*number)),
-            DeviceName::Metal if !cfg!(all(feature = "metal", target_os = "macos")) => {
-                Err(Error::NoMetalSupport)
-            }
+            #[cfg(not(feature = "cuda"))]
+            DeviceName::Cuda(_) => Err(Error::NoCudaSupport),
+            #[cfg(all(feature = "metal", target_os = "macos"))]
             DeviceName::Metal => Ok(Plan::Metal),
+            #[cfg(not(all(feature = "metal", target_os = "macos")))]
+            DeviceName::Metal => Err(Error::NoMetalSupport),
         }
     }
 
@@ -110,8 +115,10 @@ impl Plan {
         }
         match builder.device {
             _ if on_cpu => Ok(Plan::Split(split)),
-            DeviceName::Cuda(0) if !cfg!(feature = "cuda") => Err(Error::NoCudaSupport),
+            #[cfg(feature = "cuda")]
             DeviceName::Cuda(0) => Ok(Plan::CudaSplit(split)),
+            #[cfg(not(feature = "cuda"))]
+            DeviceName::Cuda(0) => Err(Error::NoCudaSupport),
             DeviceName::Cuda(_) => {
                 Err(refused("split", split, "the device cuda, whose rank i is on GPU i, or none"))
             }
