@@ -16,8 +16,9 @@ pub(crate) fn run(m: &Machine, check: bool) -> Result<()> {
     m.cargo().args("build --quiet --profile suite").packages(&[API]).run()?;
     let tools = m.target.join("suite");
     let mut changed = Vec::new();
-    for package in [CORE, HOST] {
-        let doc = m.cargo().args("rustdoc --quiet --profile suite --lib").packages(&[package]);
+    // The optional parts that are the library's own.
+    for (package, features) in [(CORE, ""), (HOST, "--features convert,hub")] {
+        let doc = m.cargo().args("rustdoc --quiet --profile suite --lib").packages(&[package]).args(features);
         let doc = doc.env("RUSTDOC", tools.join("shohin-rustdoc"));
         doc.args("-- -Zunstable-options --output-format json --cap-lints allow").run()?;
         let json = m.target.join("doc").join(format!("{}.json", package.replace('-', "_")));

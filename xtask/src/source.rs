@@ -60,7 +60,8 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         let src = root.join(name).join("src");
         let file =
             Some(src.join("lib.rs")).filter(|file| file.is_file()).unwrap_or_else(|| src.join("main.rs"));
-        broken.extend(imports::circles(&file)?);
+        let root = format!("{}/", root.display());
+        broken.extend(imports::circles(&file)?.into_iter().map(|line| line.replace(&root, "")));
     }
     for lock in ["Cargo.lock", "package-lock.json"] {
         let text = fs::read_to_string(root.join(lock)).map_err(|e| format!("{lock}: {e}"))?;
