@@ -1,0 +1,5 @@
+//! Training: gradients of the forward pass that Shohin runs, and what turns them into better weights.
+#![no_std]
+#![deny(unsafe_code)]
+
+extern crate alloc;
