@@ -3,3 +3,6 @@
 #![deny(unsafe_code)]
 
 extern crate alloc;
+
+pub mod gemm;
+pub mod quantize;

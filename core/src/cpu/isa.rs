@@ -164,9 +164,47 @@ impl Isa {
         }
     }
 
+    /// The registers in which it multiplies and adds floats in one rounding.
+    pub fn fused(self) -> Fused {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 if x86::fma() => Fused::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => Fused::Avx512,
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon | Kind::NeonDot => Fused::Neon,
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Kind::Simd128 => Fused::Simd128,
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Kind::RelaxedDot => Fused::Simd128,
+            _ => Fused::Software,
+        }
+    }
+
     pub(crate) const fn kind(self) -> Kind {
         self.0
     }
+}
+
+/// What [`Isa::fused`] answers: a proof that these instructions can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fused {
+    /// By `libm`, one number at a time.
+    Software,
+    /// 8 floats; AVX2 with FMA.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// 16 floats.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// 4 floats.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// 4 floats, of which product and sum are rounded separately: WebAssembly has no other instruction with the same result
+    /// everywhere.
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    Simd128,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -193,6 +231,11 @@ mod x86 {
             && [16, 30, 31].into_iter().all(|n| bit(seven.ebx, n)) // F, BW, VL
             && bit(seven.ecx, 11); // VNNI
         (avx2, avx2 && avx512)
+    }
+
+    /// Whether a processor with AVX2 has FMA, too.
+    pub(super) fn fma() -> bool {
+        __cpuid(1).ecx >> 12 & 1 == 1
     }
 
     pub(super) fn is_of_amd() -> bool {

@@ -24,7 +24,8 @@ pub mod isa;
 pub mod matmul;
 pub mod op;
 mod options;
-pub(crate) mod parallel;
+#[doc(hidden)]
+pub mod parallel;
 pub mod repack;
 mod scratch;
 pub mod simd;
@@ -34,6 +35,6 @@ mod window;
 pub use cache::CpuCache;
 pub use device::Cpu;
 pub use expand_file::{Expansion, expand_file, expansion};
-pub use isa::Isa;
+pub use isa::{Fused, Isa};
 pub use options::{CpuOptions, MemoryPlan};
 pub use weights::CpuWeights;

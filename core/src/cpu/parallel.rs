@@ -20,7 +20,7 @@ impl<T> Base<T> {
 ///
 /// Chunks are claimed from a counter, so that even a pool that breaks its contract and runs an index twice
 /// cannot make two jobs share one.
-pub(crate) fn for_each_chunk<T: Send>(
+pub fn for_each_chunk<T: Send>(
     pool: &dyn Pool,
     data: &mut [T],
     chunk: usize,
