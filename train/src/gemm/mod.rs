@@ -15,10 +15,12 @@
 //!
 //! The scheme is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
 
+mod block;
 mod kernel;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panels;
+mod prepared;
 mod scalar;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
@@ -32,8 +34,10 @@ use shohin_core::cpu::Isa;
 use shohin_core::cpu::parallel::for_each_chunk;
 use shohin_core::pool::Pool;
 
+pub use block::Block;
 use kernel::{Kernel, Target, kernel};
-pub use panels::{Columns, Panels, Weight, WeightColumns, WeightRows};
+pub use panels::{Columns, Panels, Rows, Weight, WeightColumns, WeightRows};
+pub use prepared::{Prepared, Small};
 
 /// Products in a block of a sum.
 pub const BLOCK: usize = 256;
@@ -124,7 +128,7 @@ impl<'p> Gemm<'p> {
 
     /// Bytes that it packs into, of each worker.
     pub const fn worker_bytes() -> usize {
-        (GROUP * BLOCK + ROWS.div_ceil(4) * BLOCK * SLAB) * size_of::<f32>()
+        (GROUP * BLOCK + ROWS / 4 * BLOCK * SLAB) * size_of::<f32>()
     }
 
     /// The instruction set.
@@ -137,22 +141,13 @@ impl<'p> Gemm<'p> {
         self.pool
     }
 
-    /// `C (m, n) = A (m, k) B (k, n)`, or added to it; row `i` of `C` begins at `c[i * stride]`.
+    /// `C (m, n) = A (m, k) B (k, n)`, or added to it, for the shape `(m, n)` of `c`.
     ///
     /// # Panics
-    /// If an operand is too short.
-    pub fn product<B: Panels>(
-        &mut self,
-        [m, n, k]: [usize; 3],
-        a: Left<'_>,
-        b: &B,
-        c: &mut [f32],
-        stride: usize,
-        store: Store,
-    ) {
+    /// If the left operand is too short.
+    pub fn product<B: Panels>(&mut self, k: usize, a: Left<'_>, b: &B, mut c: Block<'_>, store: Store) {
+        let (m, n) = (c.rows(), c.cols());
         assert!(a.holds(m, k), "the left operand has {} elements", a.data.len());
-        assert!(m == 0 || n == 0 || (m - 1) * stride + n <= c.len(), "the product has {} elements", c.len());
-        assert!(n <= stride || m <= 1, "rows of the product overlap");
         if m == 0 || n == 0 {
             return;
         }
@@ -162,7 +157,8 @@ impl<'p> Gemm<'p> {
         let panels = n.div_ceil(kernel.width);
         let by_columns = panels >= 2 * workers;
         let parts = if by_columns { workers } else { workers.min(m.div_ceil(kernel.rows)) };
-        let target = Target { c: c.as_mut_ptr(), stride };
+        let (c, stride) = c.pointer();
+        let target = Target { c, stride };
         let part = |w: usize, of: usize, unit: usize, len: usize| -> Range<usize> {
             let units = len.div_ceil(unit);
             (units * w / of * unit).min(len)..(units * (w + 1) / of * unit).min(len)
@@ -241,19 +237,23 @@ impl Task<'_> {
         }
     }
 
-    /// Rows of the left operand side by side: element `(i, p)` of a slab at `p * SLAB + i`.
+    /// The left operand's rows, a slab for each run of the kernel.
     fn pack_a(&self, rows: Range<usize>, block: Range<usize>, out: &mut [f32]) {
         let mr = self.kernel.rows;
         for (slab, i) in out.chunks_exact_mut(BLOCK * SLAB).zip(rows.clone().step_by(mr)) {
-            let count = mr.min(rows.end - i);
-            for (line, p) in slab.chunks_exact_mut(SLAB).zip(block.clone()) {
-                let from = &self.a.data[i * self.a.row + p * self.a.col..];
-                if self.a.row == 1 {
-                    line[..count].copy_from_slice(&from[..count]);
-                } else {
-                    line[..count].iter_mut().enumerate().for_each(|(r, x)| *x = from[r * self.a.row]);
-                }
-            }
+            pack_slab(self.a, i..(i + mr).min(rows.end), block.clone(), slab);
+        }
+    }
+}
+
+/// Rows of the left operand side by side: element `(i, p)` of a slab at `p * SLAB + i`.
+fn pack_slab(a: Left<'_>, rows: Range<usize>, block: Range<usize>, slab: &mut [f32]) {
+    for (line, p) in slab.chunks_exact_mut(SLAB).zip(block) {
+        let from = &a.data[rows.start * a.row + p * a.col..];
+        if a.row == 1 {
+            line[..rows.len()].copy_from_slice(&from[..rows.len()]);
+        } else {
+            line[..rows.len()].iter_mut().enumerate().for_each(|(r, x)| *x = from[r * a.row]);
         }
     }
 }

@@ -35,6 +35,36 @@ impl Panels for Columns<'_> {
     }
 }
 
+/// `B (k, n)`, column after column, each `stride` after the one before.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// The elements.
+    pub data: &'a [f32],
+    /// From one column to the next.
+    pub stride: usize,
+}
+
+impl Panels for Rows<'_> {
+    fn pack(&self, _: Isa, block: Range<usize>, cols: Range<usize>, width: usize, panels: &mut [f32]) {
+        for (panel, first) in panels.chunks_exact_mut(block.len() * width).zip(cols.clone().step_by(width)) {
+            let valid = width.min(cols.end - first);
+            transpose(panel, width, valid, |j| &self.data[(first + j) * self.stride..][block.clone()]);
+        }
+    }
+}
+
+/// Writes `valid` columns of a panel, and zeros after them.
+fn transpose<'a>(panel: &mut [f32], width: usize, valid: usize, column: impl Fn(usize) -> &'a [f32]) {
+    for j in 0..valid {
+        for (line, x) in panel.chunks_exact_mut(width).zip(column(j)) {
+            line[j] = *x;
+        }
+    }
+    if valid < width {
+        panel.chunks_exact_mut(width).for_each(|line| line[valid..].fill(0.0));
+    }
+}
+
 /// `from`, then zeros.
 fn copy(out: &mut [f32], from: &[f32]) {
     if let (Ok(out), Ok(from)) = (<&mut [f32; 32]>::try_from(&mut *out), <&[f32; 32]>::try_from(from)) {

@@ -89,10 +89,12 @@ fn bits_are_those_of_the_definition() {
                     };
                 for (left, of) in [(Left::rows(&a, k), "rows"), (Left::columns(&a_columns, m), "columns")] {
                     check(left, of, &|g, a, c| {
-                        g.product(shape, a, &Columns { data: &b, stride: n }, c, n, store)
+                        g.product(k, a, &Columns { data: &b, stride: n }, Block::new(c, n), store)
                     });
-                    check(left, of, &|g, a, c| g.product(shape, a, &WeightRows(weight), c, n, store));
-                    check(left, of, &|g, a, c| g.product(shape, a, &WeightColumns(stored), c, n, store));
+                    check(left, of, &|g, a, c| g.product(k, a, &WeightRows(weight), Block::new(c, n), store));
+                    check(left, of, &|g, a, c| {
+                        g.product(k, a, &WeightColumns(stored), Block::new(c, n), store)
+                    });
                 }
             }
         }
@@ -114,16 +116,10 @@ fn weights_are_decoded_into_panels() {
             let mut y = [vec![0.0; m * rows], vec![0.0; m * rows]];
             let mut dx = [vec![0.0; m * cols], vec![0.0; m * cols]];
             for (i, weight) in [weight, plain].into_iter().enumerate() {
-                gemm.product(
-                    [m, rows, cols],
-                    Left::rows(&x, cols),
-                    &WeightRows(weight),
-                    &mut y[i],
-                    rows,
-                    Store::Replace,
-                );
+                let x = Left::rows(&x, cols);
+                gemm.product(cols, x, &WeightRows(weight), Block::new(&mut y[i], rows), Store::Replace);
                 let dy = Left::rows(&dy, rows);
-                gemm.product([m, cols, rows], dy, &WeightColumns(weight), &mut dx[i], cols, Store::Replace);
+                gemm.product(rows, dy, &WeightColumns(weight), Block::new(&mut dx[i], cols), Store::Replace);
             }
             assert!(y[0] == y[1] && dx[0] == dx[1] && y[0].iter().any(|y| *y != 0.0), "{what}");
         };
@@ -135,6 +131,33 @@ fn weights_are_decoded_into_panels() {
             let mut bytes = vec![0; rows * row_bytes];
             pack(format, &w, &mut bytes).unwrap();
             check(Weight::Packed(Matrix::new(format, rows, cols, &bytes).unwrap()), format.name());
+        }
+    }
+}
+
+/// A part of a prepared operand gives the bits of the whole product.
+#[test]
+fn prepared_operands_give_the_same_bits() {
+    let (m, n, k) = (31, 70, 300);
+    let (a, b) = (numbers(m * k, 7), numbers(k * n, 8));
+    let (a_columns, b_rows) = (transpose(&a, m, k), transpose(&b, k, n));
+    for isa in Isa::available() {
+        let mut small = Small::new(isa);
+        let mut prepared = [Prepared::default(), Prepared::default()];
+        small.prepare(&Columns { data: &b, stride: n }, k, n, &mut prepared[0]);
+        small.prepare(&Rows { data: &b_rows, stride: k }, k, n, &mut prepared[1]);
+        for (used, cols) in [(k, n), (270, 45), (256, 32), (12, 7)] {
+            let mut want = vec![0.5; m * cols];
+            let right = Columns { data: &b, stride: n };
+            let mut gemm = Gemm::new(isa, &Serial);
+            gemm.product(used, Left::rows(&a, k), &right, Block::new(&mut want, cols), Store::Add);
+            for b in &prepared {
+                for left in [Left::rows(&a, k), Left::columns(&a_columns, m)] {
+                    let mut got = vec![0.5; m * cols];
+                    small.product(used, left, b, Block::new(&mut got, cols), Store::Add);
+                    assert_eq!(got, want, "{} {used} {cols}", isa.name());
+                }
+            }
         }
     }
 }
