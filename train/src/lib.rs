@@ -4,5 +4,11 @@
 
 extern crate alloc;
 
+pub mod batch;
 pub mod gemm;
+pub mod loss;
+mod op;
+pub mod plan;
 pub mod quantize;
+pub mod run;
+pub mod tape;

@@ -41,7 +41,7 @@ pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
 /// Dot product of two slices of equal length in f32.
 #[cfg_attr(not(target_os = "none"), inline(always))]
 #[cfg_attr(target_os = "none", inline)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     let tail = a.remainder().iter().zip(b.remainder()).fold(0.0, |s, (x, y)| s + x * y);

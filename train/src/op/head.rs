@@ -1,0 +1,99 @@
+//! The logits, the loss, and their gradients, for a few rows at once: logits of a whole batch exist nowhere.
+//!
+//! ```text
+//! z = h E^T        L = sum_r w_r loss(z_r) / total        dh = dz E        dE += dz^T h
+//! ```
+//! Rows of weight 0 are left out.
+#![forbid(unsafe_code)]
+
+use alloc::vec::Vec;
+
+use shohin_core::cpu::parallel::for_each_chunk;
+
+use super::{Gradient, linear};
+use crate::batch::Batch;
+use crate::gemm::{Gemm, Store, Weight};
+use crate::loss::{Loss, Target};
+
+/// Rows whose logits exist at the same time: a multiple of the rows of all kernels.
+pub(crate) const CHUNK: usize = 112;
+
+/// The memory of a chunk.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// `(CHUNK, hidden)`
+    hidden: Vec<f32>,
+    /// `(CHUNK, hidden)`
+    gradient: Vec<f32>,
+    /// `(CHUNK, vocabulary)`
+    logits: Vec<f32>,
+}
+
+impl Memory {
+    /// Its bytes for at most `rows` rows.
+    pub(crate) fn bytes(rows: usize, hidden: usize, vocab: usize) -> u64 {
+        (CHUNK.min(rows) * (2 * hidden + vocab) * size_of::<f32>()) as u64
+    }
+}
+
+/// A row's loss and gradient.
+struct Row<'a> {
+    logits: &'a mut [f32],
+    row: usize,
+    loss: f64,
+}
+
+/// The loss of `hidden (rows, cols)`, and its gradients by `hidden` and by the output matrix `(vocabulary, cols)`. `total` is
+/// what the sum of the rows' losses is divided by.
+pub(crate) fn run(
+    gemm: &mut Gemm<'_>,
+    memory: &mut Memory,
+    loss: &Loss,
+    batch: &Batch<'_>,
+    total: f64,
+    hidden: &[f32],
+    output: Weight<'_>,
+    [dhidden, doutput]: [Option<&mut [f32]>; 2],
+) -> f64 {
+    let (cols, vocab) = (output.cols(), output.rows());
+    let rows: Vec<usize> = (0..batch.tokens.len()).filter(|row| batch.weight(*row) != 0.0).collect();
+    let (mut dhidden, mut doutput) = (dhidden, doutput);
+    if let Some(dhidden) = &mut dhidden {
+        dhidden.fill(0.0);
+    }
+    let isa = gemm.isa();
+    let mut sum = 0.0;
+    for chunk in rows.chunks(CHUNK) {
+        let n = chunk.len();
+        memory.hidden.resize(n * cols, 0.0);
+        memory.logits.resize(n * vocab, 0.0);
+        for (to, row) in memory.hidden.chunks_exact_mut(cols).zip(chunk) {
+            to.copy_from_slice(&hidden[row * cols..][..cols]);
+        }
+        linear::forward(gemm, &memory.hidden, output, &mut memory.logits, Store::Replace);
+        let of_chunk = memory.logits.chunks_exact_mut(vocab).zip(chunk);
+        let mut losses: Vec<Row<'_>> =
+            of_chunk.map(|(logits, row)| Row { logits, row: *row, loss: 0.0 }).collect();
+        for_each_chunk(gemm.pool(), &mut losses, 1, &|_, part| {
+            for row in part {
+                let weight = batch.weight(row.row);
+                let scale = (f64::from(weight) / total) as f32;
+                let target = Target { token: batch.targets[row.row], teacher: batch.teacher(row.row) };
+                row.loss = f64::from(weight) * loss.row(isa, row.logits, &target, scale);
+            }
+        });
+        sum += losses.iter().map(|row| row.loss).sum::<f64>();
+        if let Some(dhidden) = &mut dhidden {
+            memory.gradient.resize(n * cols, 0.0);
+            let data = &mut memory.gradient[..];
+            linear::backward_input(gemm, &memory.logits, output, Gradient { data, add: false });
+            for (from, row) in memory.gradient.chunks_exact(cols).zip(chunk) {
+                dhidden[row * cols..][..cols].copy_from_slice(from);
+            }
+        }
+        if let Some(doutput) = &mut doutput {
+            linear::backward_weight(gemm, &memory.logits, &memory.hidden, cols, doutput);
+        }
+    }
+    sum / total
+}

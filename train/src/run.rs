@@ -1,0 +1,489 @@
+//! Steps of a tape: the loss of a batch and its gradients.
+#![forbid(unsafe_code)]
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::mem::take;
+use core::ops::Range;
+
+use shohin_core::attention::AttentionPattern;
+use shohin_core::cpu::Isa;
+use shohin_core::error::Name;
+use shohin_core::model::program::{Program, TensorId};
+use shohin_core::pool::Pool;
+use shohin_core::{Error, Result};
+
+use crate::batch::Batch;
+use crate::gemm::{Gemm, Line, Store, Weight};
+use crate::loss::Loss;
+use crate::op::rope::{Angles, Heads};
+use crate::op::{self, Gradient, attention, embed, head, linear, norm, swiglu};
+use crate::plan::{Checkpoints, Plan, Slot, Step, Target};
+use crate::tape::{Node, Tape, ValueId};
+
+/// A tensor of a program as a step reads it.
+#[derive(Clone, Copy, Debug)]
+pub enum Tensor<'w> {
+    /// An operand of products, or a table.
+    Matrix(Weight<'w>),
+    /// A row of floats.
+    Vector(&'w [f32]),
+}
+
+/// What steps are planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct StepOptions {
+    /// Most rows of a batch.
+    pub rows: usize,
+    /// Most tokens of a sequence.
+    pub longest: usize,
+    /// Which activations are kept.
+    pub checkpoints: Checkpoints,
+    /// The earlier tokens that a token looks at.
+    pub pattern: AttentionPattern,
+}
+
+/// Bytes of a step, by what they hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepMemory {
+    /// Activations and their gradients.
+    pub activations: u64,
+    /// The logits of a few rows, and their hidden states.
+    pub logits: u64,
+    /// What workers pack, and scores of attention.
+    pub workers: u64,
+    /// Cosines and sines.
+    pub angles: u64,
+}
+
+impl StepMemory {
+    /// All bytes.
+    pub fn total(&self) -> u64 {
+        self.activations + self.logits + self.workers + self.angles
+    }
+}
+
+/// Computes losses and gradients of a program.
+#[derive(Debug)]
+pub struct Steps<'p> {
+    program: &'p Program,
+    tape: Tape,
+    plan: Plan,
+    options: StepOptions,
+    slots: Vec<Vec<Line>>,
+    gemm: Gemm<'p>,
+    attention: attention::Memory,
+    head: head::Memory,
+    angles: Angles,
+    positions: Vec<u32>,
+    /// Where the gradient of each trained tensor is in the gradients of all.
+    ranges: Vec<Option<Range<usize>>>,
+    num_trained: usize,
+}
+
+impl<'p> Steps<'p> {
+    /// Plans the steps of `program` of which the tensors that `trained` names learn.
+    ///
+    /// # Errors
+    /// As [`Tape::new`]; [`Error::Memory`] if [`Checkpoints::Bytes`] are too few, [`Error::Option`] for an invalid pattern.
+    pub fn new(
+        program: &'p Program,
+        trained: impl Fn(TensorId) -> bool,
+        options: StepOptions,
+        isa: Isa,
+        pool: &'p dyn Pool,
+    ) -> Result<Self> {
+        options.pattern.check()?;
+        let tape = Tape::new(program, trained)?;
+        let plan = Plan::new(&tape, options.checkpoints, options.rows)?;
+        let (mut ranges, mut at) = (Vec::new(), 0);
+        for id in program.tensor_ids() {
+            let spec = program.tensor(id);
+            let range = at..at + spec.rows * spec.cols;
+            ranges.push(tape.is_trained(id).then_some(range.clone()));
+            at = if tape.is_trained(id) { range.end } else { at };
+        }
+        Ok(Steps {
+            program,
+            slots: vec![Vec::new(); plan.slots.len()],
+            gemm: Gemm::new(isa, pool),
+            attention: attention::Memory::new(isa, pool),
+            head: head::Memory::default(),
+            angles: Angles::default(),
+            positions: Vec::new(),
+            tape,
+            plan,
+            options,
+            ranges,
+            num_trained: at,
+        })
+    }
+
+    /// The tape.
+    pub fn tape(&self) -> &Tape {
+        &self.tape
+    }
+
+    /// The number of trained weights: the length of their gradients.
+    pub fn num_trained(&self) -> usize {
+        self.num_trained
+    }
+
+    /// Where the gradient of a tensor is, if it is trained.
+    pub fn range(&self, id: TensorId) -> Option<Range<usize>> {
+        self.ranges.get(id.index()).cloned().flatten()
+    }
+
+    /// Nodes that a step computes twice, except cheap ones.
+    pub fn recomputed(&self) -> usize {
+        self.plan.recomputed
+    }
+
+    /// The bytes that a step allocates.
+    pub fn memory(&self) -> StepMemory {
+        let StepOptions { rows, longest, .. } = self.options;
+        let heads = self.program.heads;
+        let workers = self.gemm.pool().workers().max(1) as u64;
+        let of_worker = Gemm::worker_bytes() as u64 + attention::Memory::worker_bytes(longest, heads.dim);
+        let hidden = self.tape.value(self.tape.hidden).cols;
+        StepMemory {
+            activations: self.plan.bytes(rows),
+            logits: head::Memory::bytes(rows, hidden, self.program.vocab()),
+            workers: workers * of_worker,
+            angles: Angles::bytes(longest, heads.dim / 2),
+        }
+    }
+
+    /// The loss of `batch`, the sum of its rows' weighted losses divided by `total`; its gradients are added to `gradients`,
+    /// of which [`Steps::range`] has the parts. `tensors` are those of the program, in its order.
+    ///
+    /// # Errors
+    /// [`Error::Length`] or [`Error::Limit`] if the batch, the tensors or the gradients do not fit.
+    pub fn run(
+        &mut self,
+        tensors: &[Tensor<'_>],
+        batch: &Batch<'_>,
+        loss: &Loss,
+        total: f64,
+        gradients: &mut [f32],
+    ) -> Result<f64> {
+        self.check(tensors, batch, gradients.len())?;
+        let rows = batch.tokens.len();
+        let longest = batch.lengths.iter().copied().max().unwrap_or(0);
+        self.angles.extend(&self.program.rope, longest);
+        self.positions.clear();
+        for len in batch.lengths {
+            self.positions.extend(0..*len as u32);
+        }
+        for (slot, cols) in self.slots.iter_mut().zip(&self.plan.slots) {
+            let lines = (cols * rows).div_ceil(16);
+            if slot.len() < lines {
+                slot.resize(lines, Line::ZERO);
+            }
+        }
+        let mut one = One {
+            program: self.program,
+            tape: &self.tape,
+            slots: Slots { slots: &mut self.slots, rows },
+            gemm: &mut self.gemm,
+            attention: &mut self.attention,
+            head: &mut self.head,
+            angles: &self.angles,
+            positions: &self.positions,
+            pattern: self.options.pattern,
+            tensors: Tensors(tensors),
+            batch,
+            gradients,
+            ranges: &self.ranges,
+        };
+        let mut value = 0.0;
+        for step in &self.plan.steps {
+            match step {
+                Step::Forward { node, reads, writes } => one.forward(*node, reads, writes),
+                Step::Loss { hidden, grad } => value = one.loss(loss, total, *hidden, *grad),
+                Step::Backward { node, saved, grad, to } => one.backward(*node, saved, *grad, to),
+            }
+        }
+        Ok(value)
+    }
+
+    fn check(&self, tensors: &[Tensor<'_>], batch: &Batch<'_>, gradients: usize) -> Result<()> {
+        let length = |what, expected: usize, found: usize| {
+            let (expected, found) = (expected as u64, found as u64);
+            if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+        };
+        length("tensors of the model", self.program.tensors.len(), tensors.len())?;
+        length("gradients", self.num_trained, gradients)?;
+        batch.check(self.options.rows, self.program.vocab())?;
+        for (spec, tensor) in self.program.tensors.iter().zip(tensors) {
+            match tensor {
+                Tensor::Matrix(weight) => {
+                    length("rows of a matrix", spec.rows, weight.rows())?;
+                    length("columns of a matrix", spec.cols, weight.cols())?;
+                }
+                Tensor::Vector(data) => length("elements of a vector", spec.rows * spec.cols, data.len())?,
+            }
+        }
+        if let Some(longest) = batch.lengths.iter().max().filter(|len| **len > self.options.longest) {
+            let (what, max) = ("tokens of a sequence", self.options.longest as u64);
+            return Err(Error::Limit { what, found: *longest as u64, max });
+        }
+        if batch.lengths.contains(&0) {
+            return Err(Error::Unsupported {
+                key: Name::new("batch"),
+                found: Name::new("a sequence without tokens"),
+                expected: "sequences of at least 1 token",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The values and gradients of a batch.
+struct Slots<'s> {
+    slots: &'s mut [Vec<Line>],
+    rows: usize,
+}
+
+impl Slots<'_> {
+    /// A slot that an operation writes: outside of the others until it is put back.
+    fn take(&mut self, slot: Slot, cols: usize) -> Taken {
+        Taken { slot, lines: take(&mut self.slots[slot]), len: cols * self.rows }
+    }
+
+    fn put(&mut self, taken: Taken) {
+        self.slots[taken.slot] = taken.lines;
+    }
+
+    fn read(&self, slot: Slot, cols: usize) -> &[f32] {
+        &bytemuck::cast_slice(&self.slots[slot])[..cols * self.rows]
+    }
+
+    /// The slots of gradients that an operation computes.
+    fn targets<const N: usize>(
+        &mut self,
+        to: [Option<Target>; N],
+        cols: [usize; N],
+    ) -> [Option<TakenTarget>; N] {
+        let mut cols = cols.into_iter();
+        to.map(|target| {
+            let cols = cols.next().unwrap_or(0);
+            target.map(|target| TakenTarget { taken: self.take(target.slot, cols), add: target.add })
+        })
+    }
+
+    fn put_all<const N: usize>(&mut self, targets: [Option<TakenTarget>; N]) {
+        for target in targets.into_iter().flatten() {
+            self.put(target.taken);
+        }
+    }
+}
+
+struct Taken {
+    slot: Slot,
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl Taken {
+    fn data(&mut self) -> &mut [f32] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
+struct TakenTarget {
+    taken: Taken,
+    add: bool,
+}
+
+fn gradient(target: &mut Option<TakenTarget>) -> Option<Gradient<'_>> {
+    target.as_mut().map(|target| Gradient { add: target.add, data: target.taken.data() })
+}
+
+/// The tensors of the program.
+#[derive(Clone, Copy)]
+struct Tensors<'w>(&'w [Tensor<'w>]);
+
+impl<'w> Tensors<'w> {
+    fn matrix(self, id: TensorId) -> Weight<'w> {
+        match self.0[id.index()] {
+            Tensor::Matrix(weight) => weight,
+            Tensor::Vector(data) => Weight::Floats { data, cols: data.len(), fake: None },
+        }
+    }
+
+    fn vector(self, id: TensorId) -> &'w [f32] {
+        match self.0[id.index()] {
+            Tensor::Vector(data) | Tensor::Matrix(Weight::Floats { data, .. }) => data,
+            // Refused by `check`.
+            Tensor::Matrix(Weight::Packed(_)) => &[],
+        }
+    }
+}
+
+/// A step of a batch.
+struct One<'s, 'p> {
+    program: &'p Program,
+    tape: &'s Tape,
+    slots: Slots<'s>,
+    gemm: &'s mut Gemm<'p>,
+    attention: &'s mut attention::Memory,
+    head: &'s mut head::Memory,
+    angles: &'s Angles,
+    positions: &'s [u32],
+    pattern: AttentionPattern,
+    tensors: Tensors<'s>,
+    batch: &'s Batch<'s>,
+    gradients: &'s mut [f32],
+    ranges: &'s [Option<Range<usize>>],
+}
+
+impl<'s, 'p: 's> One<'s, 'p> {
+    fn cols(&self, id: ValueId) -> usize {
+        self.tape.value(id).cols
+    }
+
+    fn heads(&self, norm: Option<TensorId>, eps: f32) -> Heads<'s> {
+        let norm = norm.map(|id| self.tensors.vector(id));
+        Heads { angles: self.angles, pairing: self.program.pairing, positions: self.positions, norm, eps }
+    }
+
+    fn shape(&self) -> attention::Shape<'s> {
+        attention::Shape {
+            heads: self.program.heads,
+            pattern: self.pattern,
+            slopes: &self.program.alibi_slopes,
+            lengths: self.batch.lengths,
+        }
+    }
+
+    fn forward(&mut self, node: usize, reads: &[Slot], writes: &[Slot]) {
+        let node = self.tape.nodes[node];
+        let cols = self.cols(node.out());
+        let (isa, pool) = (self.gemm.isa(), self.gemm.pool());
+        let mut out = self.slots.take(writes[0], cols);
+        match node {
+            Node::Embed { table, .. } => {
+                embed::forward(self.gemm, self.batch.tokens, self.tensors.matrix(table), out.data());
+            }
+            Node::RmsNorm { weight, eps, .. } => {
+                let x = self.slots.read(reads[0], cols);
+                norm::forward(pool, isa, x, self.tensors.vector(weight), eps, out.data());
+            }
+            Node::Linear { x, weight, .. } => {
+                let x = self.slots.read(reads[0], self.cols(x));
+                linear::forward(self.gemm, x, self.tensors.matrix(weight), out.data(), Store::Replace);
+            }
+            Node::LinearAdd { x, weight, .. } => {
+                if reads[1] != writes[0] {
+                    out.data().copy_from_slice(self.slots.read(reads[1], cols));
+                }
+                let x = self.slots.read(reads[0], self.cols(x));
+                linear::forward(self.gemm, x, self.tensors.matrix(weight), out.data(), Store::Add);
+            }
+            Node::Swiglu { .. } => {
+                let [gate, up] = [0, 1].map(|i| self.slots.read(reads[i], cols));
+                swiglu::forward(pool, isa, gate, up, out.data());
+            }
+            Node::Rope { norm, eps, .. } => {
+                let x = self.slots.read(reads[0], cols);
+                self.heads(norm, eps).forward(pool, isa, x, cols, out.data());
+            }
+            Node::Attention { k, .. } => {
+                let mut lse = self.slots.take(writes[1], self.program.heads.query);
+                let kv = self.cols(k);
+                let read = [(0, cols), (1, kv), (2, kv)].map(|(i, cols)| self.slots.read(reads[i], cols));
+                self.shape().forward(pool, self.attention, read, [out.data(), lse.data()]);
+                self.slots.put(lse);
+            }
+        }
+        self.slots.put(out);
+    }
+
+    fn loss(&mut self, loss: &Loss, total: f64, hidden: Slot, grad: Option<Slot>) -> f64 {
+        let cols = self.cols(self.tape.hidden);
+        let mut grad = grad.map(|slot| self.slots.take(slot, cols));
+        let hidden = self.slots.read(hidden, cols);
+        let output = self.tensors.matrix(self.program.output);
+        let range = self.ranges[self.program.output.index()].clone();
+        let doutput = range.map(|range| &mut self.gradients[range]);
+        let to = [grad.as_mut().map(Taken::data), doutput];
+        let value = head::run(self.gemm, self.head, loss, self.batch, total, hidden, output, to);
+        grad.into_iter().for_each(|grad| self.slots.put(grad));
+        value
+    }
+
+    fn backward(&mut self, node: usize, saved: &[Slot], grad: Slot, to: &[Option<Target>]) {
+        let node = self.tape.nodes[node];
+        let cols = self.cols(node.out());
+        let (isa, pool) = (self.gemm.isa(), self.gemm.pool());
+        let tensor = node.tensor();
+        let range = tensor.and_then(|id| self.ranges[id.index()].clone());
+        let mut dy = self.slots.take(grad, cols);
+        match node {
+            Node::Embed { .. } => {
+                if let Some(range) = range {
+                    embed::backward(self.batch.tokens, dy.data(), cols, &mut self.gradients[range]);
+                }
+            }
+            Node::RmsNorm { weight, eps, .. } => {
+                let mut targets = self.slots.targets([to[0]], [cols]);
+                let dw = range.map(|range| &mut self.gradients[range]);
+                let read = [self.slots.read(saved[0], cols), dy.data()];
+                let weight = self.tensors.vector(weight);
+                norm::backward(pool, isa, read, weight, eps, gradient(&mut targets[0]), dw);
+                self.slots.put_all(targets);
+            }
+            Node::Linear { x, weight, .. } | Node::LinearAdd { x, weight, .. } => {
+                let inputs = self.cols(x);
+                let mut targets = self.slots.targets([to[0]], [inputs]);
+                if let Some(dx) = gradient(&mut targets[0]) {
+                    linear::backward_input(self.gemm, dy.data(), self.tensors.matrix(weight), dx);
+                }
+                if let Some(range) = range {
+                    let (x, dw) = (self.slots.read(saved[0], inputs), &mut self.gradients[range]);
+                    linear::backward_weight(self.gemm, dy.data(), x, inputs, dw);
+                }
+                self.slots.put_all(targets);
+                // What it was added to has the same gradient.
+                let other = to.get(1).copied().flatten().filter(|target| target.slot != grad);
+                if let Some(target) = other {
+                    let mut passed = self.slots.take(target.slot, cols);
+                    match target.add {
+                        true => op::add(pool, passed.data(), dy.data()),
+                        false => passed.data().copy_from_slice(dy.data()),
+                    }
+                    self.slots.put(passed);
+                }
+            }
+            Node::Swiglu { .. } => {
+                let mut targets = self.slots.targets([to[0], to[1]], [cols; 2]);
+                let [gate, up] = [0, 1].map(|i| self.slots.read(saved[i], cols));
+                let [dgate, dup] = &mut targets;
+                if let (Some(dgate), Some(dup)) = (gradient(dgate), gradient(dup)) {
+                    swiglu::backward(pool, isa, [gate, up, dy.data()], cols, [dgate, dup]);
+                }
+                self.slots.put_all(targets);
+            }
+            Node::Rope { norm, eps, .. } => {
+                let mut targets = self.slots.targets([to[0]], [cols]);
+                let x = saved.first().map_or(&[][..], |slot| self.slots.read(*slot, cols));
+                let heads = self.heads(norm, eps);
+                let dw = range.map(|range| &mut self.gradients[range]);
+                heads.backward(pool, isa, x, dy.data(), cols, gradient(&mut targets[0]), dw);
+                self.slots.put_all(targets);
+            }
+            Node::Attention { k, .. } => {
+                let kv = self.cols(k);
+                let mut targets = self.slots.targets([to[0], to[1], to[2]], [cols, kv, kv]);
+                let cols = [cols, kv, kv, cols, self.program.heads.query];
+                let read: [&[f32]; 5] = core::array::from_fn(|i| self.slots.read(saved[i], cols[i]));
+                let [dq, dk, dv] = &mut targets;
+                let to = [gradient(dq), gradient(dk), gradient(dv)];
+                self.shape().backward(pool, self.attention, read, dy.data(), to);
+                self.slots.put_all(targets);
+            }
+        }
+        self.slots.put(dy);
+    }
+}

@@ -1,0 +1,365 @@
+//! The operations of a [`Program`] with a name for every value, so that they can be run backwards.
+//!
+//! A program reuses its buffers; a [`Tape`] does not. An operation that changes a buffer in place gives a new value, products
+//! that share an input are nodes of their own, and a gated product is two products and their gate: each node then has one
+//! derivative, in its file of [`op`](crate::op).
+#![forbid(unsafe_code)]
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use heapless::Vec as ArrayVec;
+use shohin_core::error::Name;
+use shohin_core::model::program::{BufferId, Op, Program, TensorId};
+use shohin_core::{Error, Result};
+
+/// A value of a [`Tape`]: an index into [`Tape::values`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(u32);
+
+impl ValueId {
+    /// The index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Rows of floats, one for each token of the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Its name in formulas: that of the program's buffer.
+    pub name: &'static str,
+    /// Elements per row.
+    pub cols: usize,
+    /// The node that computes it.
+    pub node: usize,
+    /// Whether a tensor that is trained is before it, so that the loss has a gradient by it.
+    pub grad: bool,
+}
+
+/// An operation with its operands. `x`, `to` and so on are read, `out` is written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Node {
+    /// `out = table[token]`
+    Embed {
+        /// `(vocabulary, cols)`
+        table: TensorId,
+        /// `(rows, cols)`
+        out: ValueId,
+    },
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`
+    RmsNorm {
+        /// `(rows, cols)`
+        x: ValueId,
+        /// `(cols)`
+        weight: TensorId,
+        /// Avoids division by zero.
+        eps: f32,
+        /// `(rows, cols)`
+        out: ValueId,
+    },
+    /// `out = x W^T`
+    Linear {
+        /// `(rows, cols)`
+        x: ValueId,
+        /// `(outputs, cols)`
+        weight: TensorId,
+        /// `(rows, outputs)`
+        out: ValueId,
+    },
+    /// `out = to + x W^T`
+    LinearAdd {
+        /// `(rows, cols)`
+        x: ValueId,
+        /// `(outputs, cols)`
+        weight: TensorId,
+        /// `(rows, outputs)`
+        to: ValueId,
+        /// `(rows, outputs)`
+        out: ValueId,
+    },
+    /// `out = silu(gate) * up`
+    Swiglu {
+        /// `(rows, cols)`
+        gate: ValueId,
+        /// `(rows, cols)`
+        up: ValueId,
+        /// `(rows, cols)`
+        out: ValueId,
+    },
+    /// Each head of `x`, normalized if there is a norm, then rotated to its position.
+    Rope {
+        /// `(rows, heads * head_dim)`
+        x: ValueId,
+        /// Weights of the norm, `(head_dim)`.
+        norm: Option<TensorId>,
+        /// Epsilon of the norm.
+        eps: f32,
+        /// `(rows, heads * head_dim)`
+        out: ValueId,
+    },
+    /// `out = softmax(q K^T / sqrt(head_dim) + B) V` within each sequence.
+    Attention {
+        /// `(rows, query heads * head_dim)`
+        q: ValueId,
+        /// `(rows, kv heads * head_dim)`
+        k: ValueId,
+        /// `(rows, kv heads * head_dim)`
+        v: ValueId,
+        /// `(rows, query heads * head_dim)`
+        out: ValueId,
+        /// The logarithm of each softmax's denominator, `(rows, query heads)`.
+        lse: ValueId,
+    },
+}
+
+impl Node {
+    /// What it reads.
+    pub fn reads(&self) -> ArrayVec<ValueId, 4> {
+        let ids: &[ValueId] = match self {
+            Node::Embed { .. } => &[],
+            Node::RmsNorm { x, .. } | Node::Linear { x, .. } | Node::Rope { x, .. } => &[*x],
+            Node::LinearAdd { x, to, .. } => &[*x, *to],
+            Node::Swiglu { gate, up, .. } => &[*gate, *up],
+            Node::Attention { q, k, v, .. } => &[*q, *k, *v],
+        };
+        ids.iter().copied().collect()
+    }
+
+    /// What it writes, the result first.
+    pub fn writes(&self) -> ArrayVec<ValueId, 2> {
+        let ids: &[ValueId] = match self {
+            Node::Attention { out, lse, .. } => &[*out, *lse],
+            Node::Embed { out, .. }
+            | Node::RmsNorm { out, .. }
+            | Node::Linear { out, .. }
+            | Node::LinearAdd { out, .. }
+            | Node::Swiglu { out, .. }
+            | Node::Rope { out, .. } => &[*out],
+        };
+        ids.iter().copied().collect()
+    }
+
+    /// Its result.
+    pub fn out(&self) -> ValueId {
+        self.writes()[0]
+    }
+
+    /// The tensor that it reads.
+    pub fn tensor(&self) -> Option<TensorId> {
+        match self {
+            Node::Embed { table, .. } => Some(*table),
+            Node::RmsNorm { weight, .. } | Node::Linear { weight, .. } | Node::LinearAdd { weight, .. } => {
+                Some(*weight)
+            }
+            Node::Rope { norm, .. } => *norm,
+            Node::Swiglu { .. } | Node::Attention { .. } => None,
+        }
+    }
+
+    /// The values that its derivative reads, beside the gradient of its result; `trained` says whether its tensor is.
+    pub fn saved(&self, trained: bool) -> ArrayVec<ValueId, 5> {
+        let ids: &[ValueId] = match self {
+            Node::Embed { .. } => &[],
+            Node::RmsNorm { x, .. } => &[*x],
+            Node::Linear { x, .. } | Node::LinearAdd { x, .. } if trained => &[*x],
+            Node::Linear { .. } | Node::LinearAdd { .. } => &[],
+            Node::Swiglu { gate, up, .. } => &[*gate, *up],
+            Node::Rope { x, norm: Some(_), .. } => &[*x],
+            Node::Rope { norm: None, .. } => &[],
+            Node::Attention { q, k, v, out, lse } => &[*q, *k, *v, *out, *lse],
+        };
+        ids.iter().copied().collect()
+    }
+
+    /// Whether computing its result again costs no more than a pass over it: such values are not kept.
+    pub fn is_cheap(&self) -> bool {
+        matches!(self, Node::Embed { .. } | Node::RmsNorm { .. } | Node::Swiglu { .. } | Node::Rope { .. })
+    }
+}
+
+/// A program's operations as nodes.
+#[derive(Clone, Debug)]
+pub struct Tape {
+    /// The nodes, each after those that it reads from.
+    pub nodes: Vec<Node>,
+    /// The values.
+    pub values: Vec<Value>,
+    /// The nodes of each part that begins with the residual stream alone: what is before the first block, each block, and
+    /// what follows them.
+    pub segments: Vec<Range<usize>>,
+    /// The final hidden state, from which the logits are computed.
+    pub hidden: ValueId,
+    /// Which tensors are trained.
+    pub trained: Vec<bool>,
+}
+
+impl Tape {
+    /// The operations of `program`, of which the tensors that `trained` names learn.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a mixture of depths, a split program, or a mixture of experts.
+    pub fn new(program: &Program, trained: impl Fn(TensorId) -> bool) -> Result<Tape> {
+        let trained: Vec<bool> = program.tensor_ids().map(trained).collect();
+        let tape =
+            Tape { nodes: Vec::new(), values: Vec::new(), segments: Vec::new(), hidden: ValueId(0), trained };
+        let mut lowering =
+            Lowering { tape, program, current: vec![None; program.buffers.len()], cache: Vec::new() };
+        if !program.tail.is_empty() || program.ranks > 1 {
+            return Err(refused("a split program", "a program of one rank"));
+        }
+        let mut start = 0;
+        for (i, op) in program.body.iter().chain(&program.head).enumerate() {
+            if program.blocks.contains(&i) || i == program.body.len() {
+                let end = lowering.tape.nodes.len();
+                lowering.tape.segments.push(start..end);
+                start = end;
+            }
+            lowering.op(op)?;
+        }
+        let hidden = lowering.read(program.hidden)?;
+        let mut tape = lowering.tape;
+        tape.segments.push(start..tape.nodes.len());
+        tape.segments.retain(|segment| !segment.is_empty());
+        tape.hidden = hidden;
+        Ok(tape)
+    }
+
+    /// Whether the tensor `id` is trained.
+    pub fn is_trained(&self, id: TensorId) -> bool {
+        self.trained.get(id.index()).copied().unwrap_or(false)
+    }
+
+    /// The value `id`.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+}
+
+fn refused(found: &str, expected: &'static str) -> Error {
+    Error::Unsupported { key: Name::new("training"), found: Name::new(found), expected }
+}
+
+/// The tape so far, and what the buffers hold.
+struct Lowering<'p> {
+    tape: Tape,
+    program: &'p Program,
+    current: Vec<Option<ValueId>>,
+    /// Keys and values of each layer, and its rotated queries.
+    cache: Vec<(usize, [ValueId; 2])>,
+}
+
+impl Lowering<'_> {
+    fn read(&self, buffer: BufferId) -> Result<ValueId> {
+        let value = self.current.get(buffer.index()).copied().flatten();
+        value.ok_or_else(|| refused("a program that reads a buffer before it is written", "a valid program"))
+    }
+
+    /// A value of the next node, which reads `from`.
+    fn value(
+        &mut self,
+        name: &'static str,
+        cols: usize,
+        from: &[ValueId],
+        tensor: Option<TensorId>,
+    ) -> ValueId {
+        let trained = tensor.is_some_and(|id| self.tape.is_trained(id));
+        let grad = trained || from.iter().any(|id| self.tape.value(*id).grad);
+        let node = self.tape.nodes.len();
+        self.tape.values.push(Value { name, cols, node, grad });
+        ValueId(self.tape.values.len() as u32 - 1)
+    }
+
+    /// Appends a node that writes to `buffer`.
+    fn push(
+        &mut self,
+        buffer: BufferId,
+        cols: usize,
+        from: &[ValueId],
+        tensor: Option<TensorId>,
+        node: impl FnOnce(ValueId) -> Node,
+    ) -> ValueId {
+        let out = self.value(self.program.buffers[buffer.index()].name, cols, from, tensor);
+        self.tape.nodes.push(node(out));
+        self.current[buffer.index()] = Some(out);
+        out
+    }
+
+    fn linear(&mut self, x: ValueId, weight: TensorId, buffer: BufferId) -> ValueId {
+        let outputs = self.program.tensor(weight).rows;
+        self.push(buffer, outputs, &[x], Some(weight), |out| Node::Linear { x, weight, out })
+    }
+
+    fn op(&mut self, op: &Op) -> Result<()> {
+        match op {
+            Op::Embed { table, out } => {
+                let (table, cols) = (*table, self.program.tensor(*table).cols);
+                self.push(*out, cols, &[], Some(table), |out| Node::Embed { table, out });
+            }
+            Op::RmsNorm { x, weight, eps, out } => {
+                let (x, weight, eps) = (self.read(*x)?, *weight, *eps);
+                let cols = self.tape.value(x).cols;
+                self.push(*out, cols, &[x], Some(weight), |out| Node::RmsNorm { x, weight, eps, out });
+            }
+            Op::Linear { x, outputs } => {
+                let x = self.read(*x)?;
+                for (weight, buffer) in outputs {
+                    self.linear(x, *weight, *buffer);
+                }
+            }
+            Op::LinearAdd { x, weight, to: buffer } => {
+                let (x, to, weight) = (self.read(*x)?, self.read(*buffer)?, *weight);
+                let cols = self.tape.value(to).cols;
+                self.push(*buffer, cols, &[x, to], Some(weight), |out| Node::LinearAdd {
+                    x,
+                    weight,
+                    to,
+                    out,
+                });
+            }
+            Op::LinearSwiglu { x, gate, up, out } => {
+                let x = self.read(*x)?;
+                let gate = self.linear(x, *gate, *out);
+                let up = self.linear(x, *up, *out);
+                self.swiglu(gate, up, *out);
+            }
+            Op::Swiglu { gate: buffer, up } => {
+                let (gate, up) = (self.read(*buffer)?, self.read(*up)?);
+                self.swiglu(gate, up, *buffer);
+            }
+            Op::RopeStore { layer, q, k, v, norm, eps } => {
+                let norms = [norm.map(|norm| norm.q), norm.map(|norm| norm.k)];
+                for (buffer, norm) in [*q, *k].into_iter().zip(norms) {
+                    let (x, eps) = (self.read(buffer)?, *eps);
+                    let cols = self.tape.value(x).cols;
+                    self.push(buffer, cols, &[x], norm, |out| Node::Rope { x, norm, eps, out });
+                }
+                let stored = [self.read(*k)?, self.read(*v)?];
+                self.cache.retain(|(of, _)| of != layer);
+                self.cache.push((*layer, stored));
+            }
+            Op::Attention { layer, q, out } => {
+                let q = self.read(*q)?;
+                let stored = self.cache.iter().find(|(of, _)| of == layer).map(|(_, stored)| *stored);
+                let unwritten = || refused("attention to a layer without keys", "a valid program");
+                let [k, v] = stored.ok_or_else(unwritten)?;
+                let (cols, heads) = (self.tape.value(q).cols, self.program.heads.query);
+                // Both are values of the node that is pushed.
+                let lse = self.value("lse", heads, &[q, k, v], None);
+                self.push(*out, cols, &[q, k, v], None, |out| Node::Attention { q, k, v, out, lse });
+            }
+            Op::Experts(_) => return Err(refused("a mixture of experts", "dense feed-forward blocks")),
+            Op::Select { .. } | Op::Merge { .. } => {
+                return Err(refused("a mixture of depths", "blocks that all tokens take part in"));
+            }
+            Op::Exchange(_) => return Err(refused("a split program", "a program of one rank")),
+        }
+        Ok(())
+    }
+
+    fn swiglu(&mut self, gate: ValueId, up: ValueId, buffer: BufferId) {
+        let cols = self.tape.value(gate).cols;
+        self.push(buffer, cols, &[gate, up], None, |out| Node::Swiglu { gate, up, out });
+    }
+}

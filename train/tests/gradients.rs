@@ -1,0 +1,281 @@
+//! Gradients of whole models, beside those of an independent implementation in float64 (`tests/oracle/gradients.py`, whose
+//! comments define the fixtures).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use shohin_core::attention::AttentionPattern;
+use shohin_core::cpu::Isa;
+use shohin_core::model::program::{TensorId, TensorRole};
+use shohin_core::model::{ModelConfig, Positions, RopeScaling};
+use shohin_core::pool::{Pool, Serial};
+use shohin_core::{BonsaiModel, Gguf};
+use shohin_train::batch::Batch;
+use shohin_train::gemm::Weight;
+use shohin_train::loss::Loss;
+use shohin_train::plan::Checkpoints;
+use shohin_train::run::{StepOptions, Steps, Tensor};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+/// What a fixture says of a tensor's gradient.
+struct Expected {
+    name: String,
+    norm: f64,
+    /// The gradient, or its products with vectors of 1 and -1.
+    values: Result<Vec<f32>, Vec<f64>>,
+}
+
+#[derive(Default)]
+struct Case {
+    model: PathBuf,
+    pattern: AttentionPattern,
+    rope: Option<RopeScaling>,
+    context: Option<usize>,
+    lengths: Vec<usize>,
+    tokens: Vec<u32>,
+    targets: Vec<u32>,
+    weights: Vec<f32>,
+    loss: f64,
+    tensors: Vec<Expected>,
+}
+
+fn numbers<T: std::str::FromStr>(words: &[&str]) -> Vec<T> {
+    words.iter().map(|word| word.parse().ok().unwrap()).collect()
+}
+
+impl Case {
+    fn read(name: &str) -> Case {
+        let path = root().join("train/tests/fixtures/gradients").join(name);
+        let text = fs::read_to_string(path.with_extension("txt")).unwrap();
+        let whole = fs::read(path.with_extension("f32")).unwrap_or_default();
+        let mut whole = whole.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x));
+        let mut case = Case::default();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[0] {
+                "model" => case.model = root().join(words[1]),
+                "attention" => case.pattern = words[1].parse().unwrap(),
+                "rope" => case.rope = Some(words[1].parse().unwrap()),
+                "context" => case.context = Some(words[1].parse().unwrap()),
+                "sequences" => case.lengths = numbers(&words[1..]),
+                "tokens" => case.tokens = numbers(&words[1..]),
+                "targets" => case.targets = numbers(&words[1..]),
+                "weights" => case.weights = numbers(&words[1..]),
+                "loss" => case.loss = words[1].parse().unwrap(),
+                "tensor" | "project" => {
+                    let len: usize = numbers::<usize>(&words[2..4]).iter().product();
+                    let values = match words[0] {
+                        "tensor" => Ok(whole.by_ref().take(len).collect()),
+                        _ => Err(numbers(&words[5..])),
+                    };
+                    let norm = words[4].parse().unwrap();
+                    case.tensors.push(Expected { name: words[1].to_string(), norm, values });
+                }
+                other => panic!("{name}: {other}"),
+            }
+        }
+        assert!(whole.next().is_none(), "{name}");
+        case
+    }
+
+    fn config(&self, gguf: &Gguf<'_>) -> ModelConfig {
+        let mut config = ModelConfig::from_gguf(gguf).unwrap();
+        if let Some(scaling) = self.rope {
+            match &mut config.positions {
+                Positions::Rotary(rotary) => rotary.scaling = scaling,
+                other => panic!("{other:?}"),
+            }
+        }
+        match self.context {
+            Some(context) => config.for_context(context),
+            None => config,
+        }
+    }
+}
+
+fn splitmix64(x: u64) -> u64 {
+    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+impl Expected {
+    /// The relative distance of `found`.
+    fn distance(&self, found: &[f32]) -> f64 {
+        let squared: f64 = match &self.values {
+            Ok(values) => {
+                assert_eq!(values.len(), found.len(), "{}", self.name);
+                values.iter().zip(found).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum()
+            }
+            Err(products) => {
+                let of = |v: u64| -> f64 {
+                    let sign = |j: u64| if splitmix64((v << 32) + j) >> 63 == 1 { -1.0 } else { 1.0 };
+                    found.iter().zip(0..).map(|(x, j)| f64::from(*x) * sign(j)).sum()
+                };
+                let squares = products.iter().zip(0..).map(|(p, v)| (p - of(v)).powi(2));
+                squares.sum::<f64>() / products.len() as f64
+            }
+        };
+        squared.sqrt() / self.norm
+    }
+}
+
+/// The tensors of a model as they are in its file: matrices in their format, vectors as floats.
+struct Model {
+    model: BonsaiModel<Vec<u8>>,
+    vectors: Vec<Vec<f32>>,
+}
+
+impl Model {
+    fn load(case: &Case) -> Model {
+        let bytes = fs::read(&case.model).unwrap();
+        let config = case.config(&Gguf::parse(&bytes).unwrap());
+        let model = BonsaiModel::load_parts(vec![bytes], &Default::default(), |_| config.clone()).unwrap();
+        let program = model.program();
+        let vectors = program.tensor_ids().map(|id| {
+            let spec = program.tensor(id);
+            let mut row = vec![0.0; if spec.role == TensorRole::Vector { spec.cols } else { 0 }];
+            if !row.is_empty() {
+                model.weights().matrix(id).unwrap().unpack_row(0, &mut row).unwrap();
+            }
+            row
+        });
+        let vectors = vectors.collect();
+        Model { model, vectors }
+    }
+
+    fn tensors(&self) -> Vec<Tensor<'_>> {
+        let program = self.model.program();
+        let tensor = |id: TensorId| match program.tensor(id).role {
+            TensorRole::Matrix => Tensor::Matrix(Weight::Packed(self.model.weights().matrix(id).unwrap())),
+            TensorRole::Vector => Tensor::Vector(&self.vectors[id.index()]),
+        };
+        program.tensor_ids().map(tensor).collect()
+    }
+}
+
+/// The loss, and the gradients of the tensors that the fixture has.
+fn run(
+    case: &Case,
+    model: &Model,
+    checkpoints: Checkpoints,
+    isa: Isa,
+    pool: &dyn Pool,
+) -> (f64, Vec<Vec<f32>>, u64) {
+    let program = model.model.program();
+    let trained = |id: TensorId| case.tensors.iter().any(|t| t.name == program.tensor(id).name);
+    let options = StepOptions {
+        rows: case.tokens.len(),
+        longest: case.lengths.iter().copied().max().unwrap(),
+        checkpoints,
+        pattern: case.pattern,
+    };
+    let mut steps = Steps::new(program, trained, options, isa, pool).unwrap();
+    let batch = Batch {
+        tokens: &case.tokens,
+        lengths: &case.lengths,
+        targets: &case.targets,
+        weights: &case.weights,
+        teacher: &[],
+    };
+    let mut gradients = vec![0.0; steps.num_trained()];
+    let loss = Loss::CrossEntropy { smoothing: 0.0 };
+    let loss = steps.run(&model.tensors(), &batch, &loss, batch.total(), &mut gradients).unwrap();
+    let of = |t: &Expected| {
+        let id = program.tensor_ids().find(|id| program.tensor(*id).name == t.name).unwrap();
+        gradients[steps.range(id).unwrap()].to_vec()
+    };
+    (loss, case.tensors.iter().map(of).collect(), steps.memory().activations)
+}
+
+fn check(name: &str) {
+    let case = Case::read(name);
+    let model = Model::load(&case);
+    // Without vectors, the larger models take half a minute.
+    let slow = |isa: &Isa| *isa == Isa::SCALAR && name.starts_with("sprout");
+    for isa in Isa::available().filter(|isa| !slow(isa)) {
+        let (loss, gradients, _) = run(&case, &model, Checkpoints::None, isa, &Serial);
+        assert!((loss / case.loss - 1.0).abs() < 1e-6, "{name}: loss {loss}, not {}", case.loss);
+        let mut worst = 0.0f64;
+        for (t, found) in case.tensors.iter().zip(&gradients) {
+            let distance = t.distance(found);
+            worst = worst.max(distance);
+            assert!(distance < 2e-5, "{name} {}: {} differs by {distance:.2e}", isa.name(), t.name);
+        }
+        println!("{name} {}: {worst:.2e}", isa.name());
+    }
+}
+
+#[test]
+fn of_qwen3_with_yarn() {
+    check("qwen3-tied-yarn");
+}
+
+#[test]
+fn of_qwen3_with_own_output_and_scaled_frequencies() {
+    check("qwen3-untied");
+    check("qwen3-untied-linear");
+    check("qwen3-untied-dynamic");
+    check("qwen3-longrope");
+    check("qwen3-longrope-short");
+}
+
+#[test]
+fn with_windows() {
+    check("qwen3-tied-yarn-window");
+}
+
+#[test]
+fn with_alibi() {
+    check("qwen3-alibi");
+}
+
+#[test]
+fn of_llama() {
+    check("llama3");
+}
+
+#[test]
+fn of_packed_models() {
+    check("sprout");
+    check("sprout-q1");
+}
+
+/// Jobs in reverse order, as if there were three workers.
+struct Three;
+
+impl Pool for Three {
+    fn workers(&self) -> usize {
+        3
+    }
+
+    fn run(&self, jobs: usize, job: &(dyn Fn(usize) + Sync)) {
+        (0..jobs).rev().for_each(job);
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_what_is_kept_nor_on_workers() {
+    for name in ["sprout", "qwen3-tied-yarn-window", "llama3"] {
+        let case = Case::read(name);
+        let model = Model::load(&case);
+        let isa = Isa::detect();
+        let (loss, want, most) = run(&case, &model, Checkpoints::None, isa, &Serial);
+        let (_, _, least) = run(&case, &model, Checkpoints::Every, isa, &Serial);
+        // The others have two blocks.
+        assert!(least < most || name != "sprout", "{name}: {least} {most}");
+        let between = Checkpoints::Bytes(least.midpoint(most));
+        let all = [Checkpoints::Every, Checkpoints::EveryNth(2), Checkpoints::Sqrt, between];
+        for checkpoints in [Checkpoints::None].into_iter().chain(all) {
+            for pool in [&Serial as &dyn Pool, &Three] {
+                let (again, found, bytes) = run(&case, &model, checkpoints, isa, pool);
+                assert!(again == loss && found == want, "{name} {checkpoints}");
+                assert!(bytes <= most, "{name} {checkpoints}: {bytes} over {most}");
+            }
+        }
+    }
+}
