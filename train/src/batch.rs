@@ -3,6 +3,8 @@
 
 use shohin_core::{Error, Result};
 
+use crate::gemm::Weight;
+
 /// Rows of tokens, sequence after sequence, without padding.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'b> {
@@ -14,8 +16,17 @@ pub struct Batch<'b> {
     pub targets: &'b [u32],
     /// How much each row's loss counts, `(rows)`; empty for 1.
     pub weights: &'b [f32],
-    /// A teacher's logits of each row, `(rows, vocabulary)`; empty without a teacher.
-    pub teacher: &'b [f32],
+    /// A model with the same vocabulary to learn from.
+    pub teacher: Option<Teacher<'b>>,
+}
+
+/// What a teacher says of a batch. Its logits are computed for a few rows at once, as the student's are.
+#[derive(Clone, Copy, Debug)]
+pub struct Teacher<'b> {
+    /// Its final hidden states, `(rows, cols)`.
+    pub hidden: &'b [f32],
+    /// Its output matrix, `(vocabulary, cols)`.
+    pub output: Weight<'b>,
 }
 
 impl Batch<'_> {
@@ -27,11 +38,6 @@ impl Batch<'_> {
     /// The sum of the rows' weights.
     pub fn total(&self) -> f64 {
         (0..self.tokens.len()).map(|row| f64::from(self.weight(row))).sum()
-    }
-
-    pub(crate) fn teacher(&self, row: usize) -> &[f32] {
-        let vocab = self.teacher.len().checked_div(self.tokens.len()).unwrap_or(0);
-        &self.teacher[row * vocab..][..vocab]
     }
 
     /// # Errors
@@ -50,8 +56,9 @@ impl Batch<'_> {
         if !self.weights.is_empty() {
             length("weights of a batch", n, self.weights.len())?;
         }
-        if !self.teacher.is_empty() {
-            length("logits of the teacher", n * vocab, self.teacher.len())?;
+        if let Some(Teacher { hidden, output }) = self.teacher {
+            length("vocabulary of the teacher", vocab, output.rows())?;
+            length("hidden states of the teacher", n * output.cols(), hidden.len())?;
         }
         for token in self.tokens.iter().chain(self.targets) {
             if *token as usize >= vocab {

@@ -5,6 +5,7 @@
 extern crate alloc;
 
 pub mod batch;
+pub mod data;
 pub mod gemm;
 pub mod loss;
 mod op;

@@ -79,6 +79,7 @@ pub struct Steps<'p> {
     /// Where the gradient of each trained tensor is in the gradients of all.
     ranges: Vec<Option<Range<usize>>>,
     num_trained: usize,
+    not_finite: Option<usize>,
 }
 
 impl<'p> Steps<'p> {
@@ -116,6 +117,7 @@ impl<'p> Steps<'p> {
             options,
             ranges,
             num_trained: at,
+            not_finite: None,
         })
     }
 
@@ -168,6 +170,39 @@ impl<'p> Steps<'p> {
         gradients: &mut [f32],
     ) -> Result<f64> {
         self.check(tensors, batch, gradients.len())?;
+        self.sweep(tensors, batch, Sweep::Gradients(loss, total, gradients))
+    }
+
+    /// The loss alone.
+    ///
+    /// # Errors
+    /// As [`Steps::run`].
+    pub fn loss(
+        &mut self,
+        tensors: &[Tensor<'_>],
+        batch: &Batch<'_>,
+        loss: &Loss,
+        total: f64,
+    ) -> Result<f64> {
+        self.check(tensors, batch, self.num_trained)?;
+        self.sweep(tensors, batch, Sweep::Loss(loss, total))
+    }
+
+    /// The final hidden states, `(rows, cols)`, to `to`.
+    ///
+    /// # Errors
+    /// As [`Steps::run`].
+    pub fn hidden(&mut self, tensors: &[Tensor<'_>], batch: &Batch<'_>, to: &mut Vec<f32>) -> Result<()> {
+        self.check(tensors, batch, self.num_trained)?;
+        self.sweep(tensors, batch, Sweep::Hidden(to)).map(|_| ())
+    }
+
+    /// The first row of the last batch whose loss was not a finite number.
+    pub fn not_finite(&self) -> Option<usize> {
+        self.not_finite
+    }
+
+    fn sweep(&mut self, tensors: &[Tensor<'_>], batch: &Batch<'_>, sweep: Sweep<'_>) -> Result<f64> {
         let rows = batch.tokens.len();
         let longest = batch.lengths.iter().copied().max().unwrap_or(0);
         self.angles.extend(&self.program.rope, longest);
@@ -193,18 +228,31 @@ impl<'p> Steps<'p> {
             pattern: self.options.pattern,
             tensors: Tensors(tensors),
             batch,
-            gradients,
+            gradients: &mut [],
             ranges: &self.ranges,
         };
-        let mut value = 0.0;
+        let (mut sweep, mut outcome) = (sweep, head::Outcome::default());
         for step in &self.plan.steps {
-            match step {
-                Step::Forward { node, reads, writes } => one.forward(*node, reads, writes),
-                Step::Loss { hidden, grad } => value = one.loss(loss, total, *hidden, *grad),
-                Step::Backward { node, saved, grad, to } => one.backward(*node, saved, *grad, to),
+            match (step, &mut sweep) {
+                (Step::Forward { node, reads, writes }, _) => one.forward(*node, reads, writes),
+                (Step::Loss { hidden, .. }, Sweep::Hidden(to)) => {
+                    to.clear();
+                    to.extend_from_slice(one.slots.read(*hidden, one.cols(self.tape.hidden)));
+                    break;
+                }
+                (Step::Loss { hidden, .. }, Sweep::Loss(loss, total)) => {
+                    outcome = one.loss(loss, *total, *hidden, None);
+                    break;
+                }
+                (Step::Loss { hidden, grad }, Sweep::Gradients(loss, total, gradients)) => {
+                    one.gradients = take(gradients);
+                    outcome = one.loss(loss, *total, *hidden, *grad);
+                }
+                (Step::Backward { node, saved, grad, to }, _) => one.backward(*node, saved, *grad, to),
             }
         }
-        Ok(value)
+        self.not_finite = outcome.not_finite;
+        Ok(outcome.loss)
     }
 
     fn check(&self, tensors: &[Tensor<'_>], batch: &Batch<'_>, gradients: usize) -> Result<()> {
@@ -237,6 +285,16 @@ impl<'p> Steps<'p> {
         }
         Ok(())
     }
+}
+
+/// How much of a step is computed.
+enum Sweep<'a> {
+    /// Up to the final hidden states, which are copied.
+    Hidden(&'a mut Vec<f32>),
+    /// Up to the loss, divided by the total.
+    Loss(&'a Loss, f64),
+    /// All of it; gradients are added to these.
+    Gradients(&'a Loss, f64, &'a mut [f32]),
 }
 
 /// The values and gradients of a batch.
@@ -400,13 +458,14 @@ impl<'s, 'p: 's> One<'s, 'p> {
         self.slots.put(out);
     }
 
-    fn loss(&mut self, loss: &Loss, total: f64, hidden: Slot, grad: Option<Slot>) -> f64 {
+    fn loss(&mut self, loss: &Loss, total: f64, hidden: Slot, grad: Option<Slot>) -> head::Outcome {
         let cols = self.cols(self.tape.hidden);
         let mut grad = grad.map(|slot| self.slots.take(slot, cols));
         let hidden = self.slots.read(hidden, cols);
         let output = self.tensors.matrix(self.program.output);
         let range = self.ranges[self.program.output.index()].clone();
-        let doutput = range.map(|range| &mut self.gradients[range]);
+        // There is none if only the loss is wanted.
+        let doutput = range.and_then(|range| self.gradients.get_mut(range));
         let to = [grad.as_mut().map(Taken::data), doutput];
         let value = head::run(self.gemm, self.head, loss, self.batch, total, hidden, output, to);
         grad.into_iter().for_each(|grad| self.slots.put(grad));

@@ -180,7 +180,7 @@ fn run(
         lengths: &case.lengths,
         targets: &case.targets,
         weights: &case.weights,
-        teacher: &[],
+        teacher: None,
     };
     let mut gradients = vec![0.0; steps.num_trained()];
     let loss = Loss::CrossEntropy { smoothing: 0.0 };

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use shohin_core::cpu::parallel::for_each_chunk;
 
 use super::{Gradient, linear};
-use crate::batch::Batch;
+use crate::batch::{Batch, Teacher};
 use crate::gemm::{Gemm, Store, Weight};
 use crate::loss::{Loss, Target};
 
@@ -27,20 +27,45 @@ pub(crate) struct Memory {
     gradient: Vec<f32>,
     /// `(CHUNK, vocabulary)`
     logits: Vec<f32>,
+    /// The teacher's, `(CHUNK, its hidden)` and `(CHUNK, vocabulary)`.
+    teacher: [Vec<f32>; 2],
 }
 
 impl Memory {
-    /// Its bytes for at most `rows` rows.
+    /// Its bytes for at most `rows` rows, without a teacher's.
     pub(crate) fn bytes(rows: usize, hidden: usize, vocab: usize) -> u64 {
         (CHUNK.min(rows) * (2 * hidden + vocab) * size_of::<f32>()) as u64
+    }
+
+    /// Computes the teacher's logits of `rows`.
+    fn teach(&mut self, gemm: &mut Gemm<'_>, batch: &Batch<'_>, rows: &[usize]) {
+        let Some(Teacher { hidden, output }) = batch.teacher else { return };
+        let [chunk, logits] = &mut self.teacher;
+        chunk.clear();
+        for row in rows {
+            chunk.extend_from_slice(&hidden[row * output.cols()..][..output.cols()]);
+        }
+        logits.resize(rows.len() * output.rows(), 0.0);
+        linear::forward(gemm, chunk, output, logits, Store::Replace);
     }
 }
 
 /// A row's loss and gradient.
 struct Row<'a> {
     logits: &'a mut [f32],
+    /// Empty without a teacher.
+    teacher: &'a [f32],
     row: usize,
     loss: f64,
+}
+
+/// What the head of a batch gives.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    /// The loss.
+    pub(crate) loss: f64,
+    /// The first row whose loss is not a finite number.
+    pub(crate) not_finite: Option<usize>,
 }
 
 /// The loss of `hidden (rows, cols)`, and its gradients by `hidden` and by the output matrix `(vocabulary, cols)`. `total` is
@@ -54,7 +79,7 @@ pub(crate) fn run(
     hidden: &[f32],
     output: Weight<'_>,
     [dhidden, doutput]: [Option<&mut [f32]>; 2],
-) -> f64 {
+) -> Outcome {
     let (cols, vocab) = (output.cols(), output.rows());
     let rows: Vec<usize> = (0..batch.tokens.len()).filter(|row| batch.weight(*row) != 0.0).collect();
     let (mut dhidden, mut doutput) = (dhidden, doutput);
@@ -62,7 +87,7 @@ pub(crate) fn run(
         dhidden.fill(0.0);
     }
     let isa = gemm.isa();
-    let mut sum = 0.0;
+    let (mut sum, mut not_finite) = (0.0, None);
     for chunk in rows.chunks(CHUNK) {
         let n = chunk.len();
         memory.hidden.resize(n * cols, 0.0);
@@ -71,18 +96,26 @@ pub(crate) fn run(
             to.copy_from_slice(&hidden[row * cols..][..cols]);
         }
         linear::forward(gemm, &memory.hidden, output, &mut memory.logits, Store::Replace);
-        let of_chunk = memory.logits.chunks_exact_mut(vocab).zip(chunk);
-        let mut losses: Vec<Row<'_>> =
-            of_chunk.map(|(logits, row)| Row { logits, row: *row, loss: 0.0 }).collect();
+        memory.teach(gemm, batch, chunk);
+        let teacher = memory.teacher[1].chunks_exact(vocab).map(Some).chain(core::iter::repeat(None));
+        let of_chunk = memory.logits.chunks_exact_mut(vocab).zip(teacher).zip(chunk);
+        let row = |((logits, teacher), row): ((_, Option<_>), &usize)| Row {
+            logits,
+            teacher: teacher.filter(|_| batch.teacher.is_some()).unwrap_or(&[]),
+            row: *row,
+            loss: 0.0,
+        };
+        let mut losses: Vec<Row<'_>> = of_chunk.map(row).collect();
         for_each_chunk(gemm.pool(), &mut losses, 1, &|_, part| {
             for row in part {
                 let weight = batch.weight(row.row);
                 let scale = (f64::from(weight) / total) as f32;
-                let target = Target { token: batch.targets[row.row], teacher: batch.teacher(row.row) };
+                let target = Target { token: batch.targets[row.row], teacher: row.teacher };
                 row.loss = f64::from(weight) * loss.row(isa, row.logits, &target, scale);
             }
         });
         sum += losses.iter().map(|row| row.loss).sum::<f64>();
+        not_finite = not_finite.or(losses.iter().find(|row| !row.loss.is_finite()).map(|row| row.row));
         if let Some(dhidden) = &mut dhidden {
             memory.gradient.resize(n * cols, 0.0);
             let data = &mut memory.gradient[..];
@@ -95,5 +128,5 @@ pub(crate) fn run(
             linear::backward_weight(gemm, &memory.logits, &memory.hidden, cols, doutput);
         }
     }
-    sum / total
+    Outcome { loss: sum / total, not_finite }
 }

@@ -1,0 +1,393 @@
+//! What a model is trained on, and in which order.
+#![forbid(unsafe_code)]
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use shohin_core::{Error, Result};
+
+use crate::batch::Batch;
+
+/// Tokens to learn from: one stream, of which rows are cut, or sequences that stay whole.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Data {
+    tokens: Vec<u32>,
+    /// How much predicting each token counts; empty for 1.
+    weights: Vec<f32>,
+    /// Empty for one stream.
+    sequences: Vec<Range<usize>>,
+}
+
+/// The order of rows or sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Each epoch has all of them once, in an order of its own that follows from the seed.
+    #[default]
+    Shuffled,
+    /// As they are: row `r` of step `s` begins at token `(s * rows + r) * row_tokens`.
+    Sequential,
+}
+
+impl core::str::FromStr for Order {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "shuffled" => Ok(Order::Shuffled),
+            "sequential" => Ok(Order::Sequential),
+            _ => Err(Error::Unsupported {
+                key: shohin_core::error::Name::new("order"),
+                found: shohin_core::error::Name::new(text),
+                expected: "shuffled or sequential",
+            }),
+        }
+    }
+}
+
+impl core::fmt::Display for Order {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Order::Shuffled => "shuffled",
+            Order::Sequential => "sequential",
+        })
+    }
+}
+
+/// How far training has read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// Times that everything was read.
+    pub epoch: u64,
+    /// Rows or sequences of this epoch that were read.
+    pub next: u64,
+}
+
+/// The size of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchSize {
+    /// Rows.
+    pub rows: usize,
+    /// Tokens of a row.
+    pub row_tokens: usize,
+}
+
+impl BatchSize {
+    /// Tokens of a batch.
+    pub const fn tokens(&self) -> usize {
+        self.rows * self.row_tokens
+    }
+}
+
+/// A [`Batch`] that owns its parts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rows {
+    /// Of all sequences.
+    pub tokens: Vec<u32>,
+    /// Of each sequence.
+    pub lengths: Vec<usize>,
+    /// What follows each token.
+    pub targets: Vec<u32>,
+    /// How much each row counts.
+    pub weights: Vec<f32>,
+}
+
+impl Rows {
+    /// The batch.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch {
+            tokens: &self.tokens,
+            lengths: &self.lengths,
+            targets: &self.targets,
+            weights: &self.weights,
+            teacher: None,
+        }
+    }
+
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.lengths.clear();
+        self.targets.clear();
+        self.weights.clear();
+    }
+}
+
+impl Data {
+    /// A stream of tokens, of which rows are cut anywhere. `weights` says how much predicting each token counts, and is empty
+    /// for 1.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for fewer than two tokens, or another number of weights.
+    pub fn stream(tokens: Vec<u32>, weights: Vec<f32>) -> Result<Data> {
+        let data = Data { tokens, weights, sequences: Vec::new() };
+        data.check()?;
+        Ok(data)
+    }
+
+    /// Sequences that stay whole: tokens of all, the length of each, and how much predicting each token counts.
+    ///
+    /// # Errors
+    /// [`Error::Length`] as for [`Data::stream`], or if a sequence has fewer than two tokens.
+    pub fn sequences(tokens: Vec<u32>, lengths: &[usize], weights: Vec<f32>) -> Result<Data> {
+        let mut start = 0;
+        let mut sequences = Vec::with_capacity(lengths.len());
+        for len in lengths {
+            if *len < 2 {
+                return Err(Error::Length { what: "tokens of a sequence", expected: 2, found: *len as u64 });
+            }
+            sequences.push(start..start + len);
+            start += len;
+        }
+        if start != tokens.len() {
+            let (expected, found) = (start as u64, tokens.len() as u64);
+            return Err(Error::Length { what: "tokens of all sequences", expected, found });
+        }
+        let data = Data { tokens, weights, sequences };
+        data.check()?;
+        Ok(data)
+    }
+
+    fn check(&self) -> Result<()> {
+        let n = self.tokens.len();
+        if n < 2 {
+            return Err(Error::Length { what: "tokens to train on", expected: 2, found: n as u64 });
+        }
+        if !self.weights.is_empty() && self.weights.len() != n {
+            let (expected, found) = (n as u64, self.weights.len() as u64);
+            return Err(Error::Length { what: "weights of tokens", expected, found });
+        }
+        Ok(())
+    }
+
+    /// All tokens.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// How much predicting each token counts; empty for 1.
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// The longest sequence, if they stay whole.
+    pub fn longest(&self) -> Option<usize> {
+        self.sequences.iter().map(|range| range.len() - 1).max()
+    }
+
+    /// Rows of `row_tokens` tokens, or sequences, of an epoch.
+    pub fn len(&self, row_tokens: usize) -> usize {
+        match self.sequences.len() {
+            // A row needs one token more, as the target of its last.
+            0 => ((self.tokens.len() - 1) / row_tokens.max(1)).max(1),
+            sequences => sequences,
+        }
+    }
+
+    /// The tokens of item `i`, and the target of its last.
+    fn item(&self, i: usize, row_tokens: usize) -> Range<usize> {
+        match self.sequences.get(i) {
+            Some(range) => range.clone(),
+            None => i * row_tokens..(i * row_tokens + row_tokens + 1).min(self.tokens.len()),
+        }
+    }
+
+    fn push(&self, range: Range<usize>, to: &mut Rows) {
+        let (inputs, targets) = (range.start..range.end - 1, range.start + 1..range.end);
+        to.lengths.push(inputs.len());
+        to.tokens.extend_from_slice(&self.tokens[inputs]);
+        to.targets.extend_from_slice(&self.tokens[targets.clone()]);
+        if self.weights.is_empty() {
+            to.weights.resize(to.tokens.len(), 1.0);
+        } else {
+            to.weights.extend_from_slice(&self.weights[targets]);
+        }
+    }
+
+    /// The next batch in `order`: `size.rows` rows of the stream, or as many sequences as fit into them. `cursor` moves on.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for a sequence that is longer than a batch.
+    pub fn next(
+        &self,
+        size: BatchSize,
+        order: Order,
+        seed: u64,
+        cursor: &mut Cursor,
+        to: &mut Rows,
+    ) -> Result<()> {
+        to.clear();
+        let n = self.len(size.row_tokens) as u64;
+        loop {
+            let full = match self.sequences.is_empty() {
+                true => to.lengths.len() >= size.rows,
+                false => to.tokens.len() >= size.tokens(),
+            };
+            if full {
+                return Ok(());
+            }
+            let (mut at, mut epoch) = (cursor.next, cursor.epoch);
+            if at >= n {
+                (at, epoch) = (0, epoch + 1);
+            }
+            let i = match order {
+                Order::Sequential => at,
+                Order::Shuffled => permuted(at, n, seed ^ hash(epoch)),
+            };
+            let range = self.item(i as usize, size.row_tokens);
+            let room = size.tokens() - to.tokens.len();
+            if !self.sequences.is_empty() && range.len() - 1 > room {
+                if to.lengths.is_empty() {
+                    let (found, max) = (range.len() as u64 - 1, size.tokens() as u64);
+                    return Err(Error::Limit { what: "tokens of a sequence to train on", found, max });
+                }
+                return Ok(());
+            }
+            self.push(range, to);
+            *cursor = Cursor { epoch, next: at + 1 };
+        }
+    }
+
+    /// Batches of everything once, in order.
+    pub fn each(&self, size: BatchSize, mut job: impl FnMut(&Rows) -> Result<()>) -> Result<()> {
+        let n = self.len(size.row_tokens) as u64;
+        let (mut cursor, mut rows) = (Cursor::default(), Rows::default());
+        while cursor.epoch == 0 && cursor.next < n {
+            // The last batch is smaller.
+            let left = (n - cursor.next) as usize;
+            let rows_left = if self.sequences.is_empty() { size.rows.min(left) } else { size.rows };
+            let before = cursor.next;
+            self.next(BatchSize { rows: rows_left, ..size }, Order::Sequential, 0, &mut cursor, &mut rows)?;
+            if cursor.epoch > 0 {
+                // It went on with the first sequence: leave those out.
+                let again = cursor.next as usize;
+                let keep = rows.lengths.len() - again;
+                rows.lengths.truncate(keep);
+                let tokens: usize = rows.lengths.iter().sum();
+                rows.tokens.truncate(tokens);
+                rows.targets.truncate(tokens);
+                rows.weights.truncate(tokens);
+                debug_assert_eq!(before as usize + keep, n as usize);
+            }
+            job(&rows)?;
+        }
+        Ok(())
+    }
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
+fn hash(x: u64) -> u64 {
+    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+/// Where `i` of `n` is in a permutation that follows from `key`: four rounds of a Feistel network over the next power of four,
+/// repeated until the result is one of `n`.
+fn permuted(i: u64, n: u64, key: u64) -> u64 {
+    let bits = (64 - n.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);
+    let mask = (1 << bits) - 1;
+    let mut x = i;
+    loop {
+        let (mut left, mut right) = (x >> bits, x & mask);
+        for round in 0..4 {
+            let mixed = hash(key ^ hash(right ^ round << 60)) & mask;
+            (left, right) = (right, left ^ mixed);
+        }
+        x = left << bits | right;
+        if x < n {
+            return x;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permutations_have_everything_once() {
+        for n in [1, 2, 3, 5, 64, 65, 1000] {
+            for key in [0, 7] {
+                let mut seen: Vec<u64> = (0..n).map(|i| permuted(i, n, key)).collect();
+                if n > 5 {
+                    assert!(seen.iter().enumerate().any(|(i, x)| i as u64 != *x), "{n} {key}");
+                }
+                seen.sort_unstable();
+                assert!(seen.iter().copied().eq(0..n), "{n} {key}");
+            }
+        }
+        assert_ne!(
+            (0..100).map(|i| permuted(i, 100, 1)).collect::<Vec<_>>(),
+            (0..100).map(|i| permuted(i, 100, 2)).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn sequential_rows_begin_where_they_should() {
+        let data = Data::stream((0..1000).collect(), Vec::new()).unwrap();
+        let size = BatchSize { rows: 3, row_tokens: 10 };
+        let (mut cursor, mut rows) = (Cursor::default(), Rows::default());
+        for step in 0..20 {
+            data.next(size, Order::Sequential, 1, &mut cursor, &mut rows).unwrap();
+            assert_eq!(rows.lengths, [10; 3]);
+            for r in 0..3 {
+                let start = (step * 3 + r) * 10;
+                assert!(rows.tokens[r * 10..][..10].iter().copied().eq(start as u32..start as u32 + 10));
+                assert_eq!(rows.targets[r * 10 + 9], start as u32 + 10);
+            }
+        }
+    }
+
+    #[test]
+    fn an_epoch_has_every_sequence_once() {
+        let lengths = [4, 7, 2, 9, 5];
+        let weights: Vec<f32> = (0..27).map(|i| i as f32).collect();
+        let data = Data::sequences((0..27).collect(), &lengths, weights).unwrap();
+        let size = BatchSize { rows: 2, row_tokens: 6 };
+        for order in [Order::Shuffled, Order::Sequential] {
+            let (mut cursor, mut rows) = (Cursor::default(), Rows::default());
+            let mut seen = Vec::new();
+            while seen.len() < 10 {
+                data.next(size, order, 3, &mut cursor, &mut rows).unwrap();
+                assert!(rows.tokens.len() <= 12 && !rows.tokens.is_empty());
+                assert!(rows.tokens.iter().zip(&rows.targets).all(|(a, b)| a + 1 == *b));
+                assert!(rows.targets.iter().zip(&rows.weights).all(|(a, b)| *a as f32 == *b));
+                let mut at = 0;
+                for len in &rows.lengths {
+                    seen.push(rows.tokens[at]);
+                    at += len;
+                }
+            }
+            for epoch in seen.chunks_exact(5).take(2) {
+                let mut epoch = epoch.to_vec();
+                epoch.sort_unstable();
+                assert_eq!(epoch, [0, 4, 11, 13, 22]);
+            }
+        }
+        let mut tokens = 0;
+        data.each(size, |rows| {
+            tokens += rows.tokens.len();
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(tokens, 22);
+    }
+
+    #[test]
+    fn everything_once_has_the_last_rows() {
+        let data = Data::stream((0..102).collect(), Vec::new()).unwrap();
+        let mut lengths = Vec::new();
+        let size = BatchSize { rows: 4, row_tokens: 10 };
+        data.each(size, |rows| {
+            lengths.push(rows.lengths.len());
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(lengths, [4, 4, 2]);
+        let size = BatchSize { rows: 1, row_tokens: 5 };
+        let long = Data::sequences((0..9).collect(), &[9], Vec::new()).unwrap();
+        let (mut cursor, mut rows) = (Cursor::default(), Rows::default());
+        let error = long.next(size, Order::Shuffled, 0, &mut cursor, &mut rows).unwrap_err();
+        assert!(matches!(error, Error::Limit { found: 8, max: 5, .. }), "{error}");
+    }
+}
