@@ -116,6 +116,17 @@ pub enum Error {
         /// The reason.
         source: Box<crate::convert::ConvertError>,
     },
+    /// A model cannot be trained like this.
+    #[cfg(feature = "train")]
+    Train(shohin_train::Error),
+    /// What a model is to learn from is invalid.
+    #[cfg(feature = "train")]
+    Corpus {
+        /// The line, from 1, if it is of one.
+        line: Option<usize>,
+        /// The problem.
+        problem: String,
+    },
     /// A model of the Hub cannot be downloaded.
     #[cfg(feature = "hub")]
     Hub {
@@ -163,6 +174,12 @@ impl Error {
             Error::Mpi { .. } => "device",
             #[cfg(feature = "convert")]
             Error::Convert { .. } => "convert",
+            #[cfg(feature = "train")]
+            Error::Train(shohin_train::Error::Core(error)) => error.code(),
+            #[cfg(feature = "train")]
+            Error::Train(_) => "train",
+            #[cfg(feature = "train")]
+            Error::Corpus { .. } => "corpus",
             #[cfg(feature = "hub")]
             Error::Hub { .. } => "hub",
             #[cfg(feature = "gpu")]
@@ -222,6 +239,12 @@ impl fmt::Display for Error {
             Error::Mpi { problem } => f.write_str(problem),
             #[cfg(feature = "convert")]
             Error::Convert { path, source } => write!(f, "{}: {source}", path.display()),
+            #[cfg(feature = "train")]
+            Error::Train(source) => source.fmt(f),
+            #[cfg(feature = "train")]
+            Error::Corpus { line: Some(line), problem } => write!(f, "line {line}: {problem}"),
+            #[cfg(feature = "train")]
+            Error::Corpus { line: None, problem } => f.write_str(problem),
             #[cfg(feature = "hub")]
             Error::Hub { model, source } => write!(f, "{model}: {source}"),
             #[cfg(feature = "gpu")]
@@ -242,6 +265,10 @@ impl std::error::Error for Error {
             Error::Io { source, .. } | Error::Threads { source, .. } => Some(source),
             #[cfg(feature = "convert")]
             Error::Convert { source, .. } => Some(&**source),
+            #[cfg(feature = "train")]
+            Error::Train(source) => Some(source),
+            #[cfg(feature = "train")]
+            Error::Corpus { .. } => None,
             #[cfg(feature = "hub")]
             Error::Hub { source, .. } => Some(source),
             Error::MissingPart { source, .. } => Some(source),
@@ -266,6 +293,13 @@ impl std::error::Error for Error {
             | Error::NoMetalSupport
             | Error::NoCudaSupport => None,
         }
+    }
+}
+
+#[cfg(feature = "train")]
+impl From<shohin_train::Error> for Error {
+    fn from(error: shohin_train::Error) -> Self {
+        Error::Train(error)
     }
 }
 

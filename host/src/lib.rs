@@ -32,6 +32,7 @@
 //! | [`memory`] | memory in large pages |
 //! | `hub` | models of the Hugging Face Hub, with the feature `hub` |
 //! | `convert` | Hugging Face folders as GGUF files, with the feature `convert` |
+//! | `train` | training, with the feature `train` |
 //! | [`weight_cache`] | repacked weights on disk, which the next load maps |
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and the expected value |
@@ -72,6 +73,8 @@ mod source;
 pub mod speculate;
 mod split;
 pub mod threads;
+#[cfg(feature = "train")]
+pub mod train;
 pub mod weight_cache;
 mod weights;
 

@@ -6,10 +6,15 @@ extern crate alloc;
 
 pub mod batch;
 pub mod data;
+pub mod error;
 pub mod gemm;
 pub mod loss;
 mod op;
+pub mod optimizer;
 pub mod plan;
 pub mod quantize;
 pub mod run;
+pub mod schedule;
 pub mod tape;
+pub mod trainer;
+pub use error::{Error, Result};

@@ -65,3 +65,15 @@ impl Loss {
         dispatch(isa, Row { logits, token: target.token as usize, scale })
     }
 }
+
+impl Default for Loss {
+    fn default() -> Self {
+        Loss::CrossEntropy { smoothing: 0.0 }
+    }
+}
+
+impl core::fmt::Display for Loss {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{self:?}")
+    }
+}

@@ -36,3 +36,21 @@ pub fn fake(_: Isa, kind: Fake, weights: &[f32], out: &mut [f32]) {
         }
     }
 }
+
+impl Fake {
+    /// The format that holds what is multiplied.
+    pub fn format(self) -> shohin_core::Format {
+        match self {
+            Fake::Ternary => shohin_core::Format::Pq2_0,
+            Fake::OneBit => shohin_core::Format::Q1_0,
+        }
+    }
+}
+
+/// P
+pub fn pack(isa: Isa, kind: Fake, weights: &[f32], bytes: &mut [u8]) -> crate::Result<()> {
+    let mut out = alloc::vec![0.0; weights.len()];
+    fake(isa, kind, weights, &mut out);
+    shohin_core::quant::pack(kind.format(), &out, bytes)?;
+    Ok(())
+}

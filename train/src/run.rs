@@ -126,6 +126,16 @@ impl<'p> Steps<'p> {
         &self.tape
     }
 
+    /// The instruction set.
+    pub fn isa(&self) -> Isa {
+        self.gemm.isa()
+    }
+
+    /// The workers.
+    pub fn pool(&self) -> &'p dyn Pool {
+        self.gemm.pool()
+    }
+
     /// The number of trained weights: the length of their gradients.
     pub fn num_trained(&self) -> usize {
         self.num_trained

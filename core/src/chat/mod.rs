@@ -53,5 +53,6 @@ pub use reply::{CallBlocks, Reply, ReplyParser};
 pub use results::ToolResults;
 pub use scheduler::{Event, Prompt, ReplyId, Scheduler, SchedulerOptions};
 pub use template::{
-    ChatEncoder, ChatOptions, Message, Role, Style, Template, ToolCall, encode, encode_next, render,
+    ChatEncoder, ChatOptions, Message, Role, Style, Template, ToolCall, encode, encode_next, encode_replies,
+    render,
 };

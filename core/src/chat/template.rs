@@ -3,6 +3,7 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::bytes::{find, find_last};
 use crate::error::{Error, Name, Result};
@@ -496,6 +497,48 @@ pub(super) fn encode_unfinished(
     }
     script.encode(tokenizer, &options.encode, &mut EncodeBuffers::default(), ids)?;
     Ok(script.text)
+}
+
+/// Appends the ids of a whole conversation as the model sees and writes it, for training: before each of its replies what it is
+/// given, then the reply up to the control token that ends it. Returns where the replies are in `ids`. A reply without
+/// reasoning is one without thinking; what follows the last reply is left out.
+///
+/// # Errors
+/// As [`encode`]; [`Error::Argument`] if there is no reply.
+pub fn encode_replies(
+    tokenizer: &Tokenizer<'_>,
+    messages: &[Message<'_>],
+    options: &ChatOptions<'_>,
+    ids: &mut Vec<u32>,
+) -> Result<Vec<Range<usize>>> {
+    let style = options.template.style;
+    let end = style.frame().end;
+    let Some(end) = tokenizer.added_id(end) else {
+        let (key, found) = (Name::new("control token"), Name::new(end));
+        return Err(error!(Unsupported { key, found, expected: "one of the vocabulary" }));
+    };
+    let (mut replies, mut encoder) = (Vec::new(), ChatEncoder::default());
+    let (mut rest, mut fed) = (messages, None);
+    while let Some(i) = rest.iter().position(|message| message.role == Role::Assistant) {
+        let (before, after) = rest.split_at(i);
+        let Some((reply, after)) = after.split_first() else { break };
+        let (reasoning, content) = style.parts(reply);
+        let options =
+            ChatOptions { thinking: Some(!reasoning.is_empty()), add_generation_prompt: true, ..*options };
+        encoder.encode_next(tokenizer, fed.as_slice(), before, &options, ids)?;
+        let start = ids.len();
+        let reply = Message { reasoning: Some(reasoning), content, ..*reply };
+        // With tools, what looks like a call in the text would be taken for one that was cut off.
+        encode_unfinished(tokenizer, &reply, &ChatOptions { tools: &[], ..options }, ids)?;
+        ids.push(end);
+        replies.push(start..ids.len());
+        (rest, fed) = (after, Some(end));
+    }
+    if replies.is_empty() {
+        let problem = "needs a message of the assistant to learn from";
+        return Err(error!(Argument { name: Name::new("messages"), problem }));
+    }
+    Ok(replies)
 }
 
 /// Refuses tools, and calls of them, where the template has none.

@@ -1,0 +1,155 @@
+//! What a model learns from: text, conversations, or tokens.
+
+use super::Error;
+use crate::error::Result;
+use crate::model::Model;
+use shohin_core::chat::openai::parse_messages;
+use shohin_core::chat::{ChatOptions, Message, ToolCall, encode_replies};
+use shohin_core::tokenizer::Special;
+use shohin_train::data::Data;
+use std::ops::Range;
+
+/// Tokens to learn from or to measure on.
+#[derive(Clone, Debug)]
+pub struct Corpus {
+    data: Data,
+    /// The line of each conversation.
+    lines: Vec<usize>,
+    lengths: Vec<usize>,
+}
+
+/// A problem of what a model is to learn from.
+fn wrong(line: Option<usize>, problem: impl Into<String>) -> Error {
+    Error::Corpus { line, problem: problem.into() }
+}
+
+impl Corpus {
+    /// A text, of which rows are cut anywhere. Control tokens in it, such as `<|endoftext|>` between documents, are control
+    /// tokens.
+    ///
+    /// # Errors
+    /// [`Error::Corpus`] for a text of fewer than two tokens.
+    pub fn text(model: &Model, text: &str) -> Result<Corpus> {
+        Corpus::stream(model, model.tokenize_with(text, Special::Parse))
+    }
+
+    /// The ids of tokens, one after another.
+    ///
+    /// # Errors
+    /// [`Error::Corpus`] for fewer than two, [`shohin_core::Error::Token`] for one that the model does not have.
+    pub fn tokens(model: &Model, tokens: Vec<u32>) -> Result<Corpus> {
+        model.check_tokens(&tokens)?;
+        Corpus::stream(model, tokens)
+    }
+
+    fn stream(model: &Model, tokens: Vec<u32>) -> Result<Corpus> {
+        model.check_tokens(&tokens)?;
+        if tokens.len() < 2 {
+            let problem = format!("expected at least 2 tokens to learn from, found {}", tokens.len());
+            return Err(wrong(None, problem));
+        }
+        let data = Data::stream(tokens, Vec::new())?;
+        Ok(Corpus { data, lines: Vec::new(), lengths: Vec::new() })
+    }
+
+    /// Conversations, one JSON object a line: `{"messages": [...], "tools": [...]}` with messages as in requests of OpenAI's chat
+    /// completions. The replies of the assistant are learned, and nothing else. A conversation stays whole.
+    ///
+    /// # Errors
+    /// [`Error::Corpus`] with the line: if it is not JSON, has unknown roles or fields, or no reply.
+    pub fn chats(model: &Model, text: &str) -> Result<Corpus> {
+        let (mut tokens, mut weights) = (Vec::new(), Vec::new());
+        let (mut lines, mut lengths) = (Vec::new(), Vec::new());
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let start = tokens.len();
+            let replies =
+                chat(model, line, &mut tokens).map_err(|problem| wrong(Some(number + 1), problem))?;
+            weights.resize(tokens.len(), 0.0);
+            for reply in replies {
+                weights[reply].fill(1.0);
+            }
+            lines.push(number + 1);
+            lengths.push(tokens.len() - start);
+        }
+        if lines.is_empty() {
+            return Err(wrong(None, "expected a conversation on each line, found none"));
+        }
+        let data = Data::sequences(tokens, &lengths, weights)?;
+        Ok(Corpus { data, lines, lengths })
+    }
+
+    /// The data.
+    pub fn data(&self) -> &Data {
+        &self.data
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.data.tokens().len()
+    }
+
+    /// Whether there are none: never.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tokens whose prediction is learned.
+    pub fn learned(&self) -> usize {
+        match self.data.weights() {
+            [] => self.len() - 1,
+            weights => weights.iter().filter(|weight| **weight != 0.0).count(),
+        }
+    }
+
+    /// Rows of `row_tokens` tokens, or conversations.
+    pub fn items(&self, row_tokens: usize) -> usize {
+        self.data.len(row_tokens)
+    }
+
+    /// The error of a conversation that is longer than a row.
+    pub(super) fn too_long(&self, row_tokens: usize) -> Error {
+        let longest = self.lengths.iter().zip(&self.lines).max_by_key(|(len, _)| **len);
+        let (len, line) = longest.map_or((0, 0), |(len, line)| (*len - 1, *line));
+        let problem =
+            format!("the conversation has {len} tokens, and a row at most {row_tokens} (--row-tokens)");
+        wrong(Some(line), problem)
+    }
+}
+
+/// Appends the tokens of a conversation; returns where the replies are.
+fn chat(model: &Model, line: &str, tokens: &mut Vec<u32>) -> std::result::Result<Vec<Range<usize>>, String> {
+    let value: serde_json::Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let object = value.as_object().ok_or("expected a JSON object with \"messages\"")?;
+    if let Some(other) = object.keys().find(|key| !["messages", "tools"].contains(&key.as_str())) {
+        return Err(format!("unknown field \"{other}\", expected \"messages\" and \"tools\""));
+    }
+    let messages = object.get("messages").ok_or("expected a JSON object with \"messages\"")?;
+    let messages = parse_messages(&messages.to_string()).map_err(|error| error.to_string())?;
+    let tools: Vec<String> = match object.get("tools") {
+        None => Vec::new(),
+        Some(serde_json::Value::Array(tools)) => tools.iter().map(ToString::to_string).collect(),
+        Some(_) => return Err("expected an array in \"tools\"".into()),
+    };
+    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+    let calls: Vec<Vec<ToolCall<'_>>> = messages
+        .iter()
+        .map(|m| m.tool_calls.iter().map(|c| ToolCall { name: &c.name, arguments: &c.arguments }).collect())
+        .collect();
+    let messages: Vec<Message<'_>> = messages
+        .iter()
+        .zip(&calls)
+        .map(|(m, calls)| Message {
+            role: m.role,
+            content: &m.content,
+            reasoning: m.reasoning.as_deref(),
+            tool_calls: calls,
+        })
+        .collect();
+    let options = ChatOptions { template: model.template(), tools: &tools, ..ChatOptions::default() };
+    let start = tokens.len();
+    let mut ids = Vec::new();
+    let replies = encode_replies(model.tokenizer(), &messages, &options, &mut ids)
+        .map_err(|error| error.to_string())?;
+    tokens.extend(ids);
+    Ok(replies.into_iter().map(|reply| start + reply.start..start + reply.end).collect())
+}

@@ -1,0 +1,520 @@
+//! Training a model, step by step.
+//!
+//! ```text
+//! batch -> G micro-batches -> gradients, added in a fixed binary tree -> clipping -> optimizer -> weights
+//! ```
+//! A step follows from the weights, the optimizer's moments, the recipe and the number of the step alone: training that was
+//! interrupted goes on with the same bits, on any number of threads, and on 1, 2, 4, 8 ranks if the micro-batches are as many or
+//! more.
+#![forbid(unsafe_code)]
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use shohin_core::attention::AttentionPattern;
+use shohin_core::collective::Collective;
+use shohin_core::cpu::Isa;
+use shohin_core::error::Name;
+use shohin_core::model::program::{Program, TensorId, TensorRole};
+use shohin_core::pool::Pool;
+
+use crate::batch::{Batch, Teacher};
+use crate::data::{BatchSize, Cursor, Data, Order, Rows};
+use crate::error::{Error, Result};
+use crate::gemm::Weight;
+use crate::loss::Loss;
+use crate::op;
+use crate::optimizer::{Moments, Optimizer, clip_by_norm, clip_by_value};
+use crate::plan::Checkpoints;
+use crate::quantize::{Fake, GROUP};
+use crate::run::{StepMemory, StepOptions, Steps, Tensor};
+use crate::schedule::{Plateau, Schedule};
+
+/// How a model is trained.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// Rows of a step, and tokens of a row.
+    pub size: BatchSize,
+    /// Micro-batches that a step's rows are divided into: memory is that of one.
+    pub accumulate: usize,
+    /// The order of rows.
+    pub order: Order,
+    /// What everything random follows from.
+    pub seed: u64,
+    /// Steps of the whole training, which schedules depend on.
+    pub steps: u64,
+    /// What turns gradients into changes of weights.
+    pub optimizer: Optimizer,
+    /// The highest learning rate.
+    pub learning_rate: f64,
+    /// How it changes over the steps.
+    pub schedule: Schedule,
+    /// The largest norm of all gradients together.
+    pub clip_norm: Option<f64>,
+    /// The largest magnitude of a gradient.
+    pub clip_value: Option<f32>,
+    /// What is minimized.
+    pub loss: Loss,
+    /// What matrices are multiplied in place of masters that are trained.
+    pub fake: Option<Fake>,
+    /// Which activations are kept.
+    pub checkpoints: Checkpoints,
+    /// The earlier tokens that a token looks at.
+    pub pattern: AttentionPattern,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Its number, from 1.
+    pub step: u64,
+    /// The loss before it.
+    pub loss: f64,
+    /// The norm of all gradients together, before clipping.
+    pub grad_norm: f64,
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// Tokens whose prediction was learned so far.
+    pub tokens: u64,
+}
+
+/// How far a training is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Steps that were done.
+    pub step: u64,
+    /// Tokens whose prediction was learned.
+    pub tokens: u64,
+    /// How far the data was read.
+    pub cursor: Cursor,
+    /// Of the plateau schedule.
+    pub plateau: Plateau,
+}
+
+/// Bytes of a training, by what they hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TrainMemory {
+    /// Weights that are trained, in f32.
+    pub masters: u64,
+    /// Their gradients, of all micro-batches that exist at the same time.
+    pub gradients: u64,
+    /// The optimizer's moments.
+    pub moments: u64,
+    /// What a step allocates.
+    pub step: StepMemory,
+}
+
+impl TrainMemory {
+    /// All bytes, without weights that are not trained.
+    pub fn total(&self) -> u64 {
+        self.masters + self.gradients + self.moments + self.step.total()
+    }
+}
+
+/// A teacher's program and tensors.
+#[derive(Debug)]
+pub struct TeacherModel<'p> {
+    steps: Steps<'p>,
+    output: TensorId,
+    tensors: Vec<Tensor<'p>>,
+    hidden: Vec<f32>,
+}
+
+/// Trains a model.
+pub struct Trainer<'p> {
+    program: &'p Program,
+    recipe: Recipe,
+    steps: Steps<'p>,
+    /// All tensors of the base; those that are trained are replaced by their masters.
+    base: Vec<Tensor<'p>>,
+    /// `(trained weights)`
+    masters: Vec<f32>,
+    /// `(trained weights)`, as many as the optimizer has.
+    moments: [Vec<f32>; 2],
+    /// One for each level of the tree of micro-batches.
+    gradients: Vec<Vec<f32>>,
+    rows: Vec<Rows>,
+    progress: Progress,
+    teacher: Option<TeacherModel<'p>>,
+    group: Option<&'p dyn Collective>,
+    gathered: Vec<f32>,
+}
+
+impl core::fmt::Debug for Trainer<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Trainer { recipe, progress, .. } = self;
+        f.debug_struct("Trainer").field("recipe", recipe).field("progress", progress).finish_non_exhaustive()
+    }
+}
+
+fn unsupported(key: &str, found: &str, expected: &'static str) -> Error {
+    let (key, found) = (Name::new(key), Name::new(found));
+    Error::Core(shohin_core::Error::Unsupported { key, found, expected })
+}
+
+impl<'p> Trainer<'p> {
+    /// Begins a training of the tensors of `program` that `trained` names, from their values in `base`, which are the tensors of
+    /// the program in its order.
+    ///
+    /// # Errors
+    /// As [`Steps::new`]; [`Error::Core`] if micro-batches do not divide the rows, or groups do not divide the rows of a
+    /// matrix.
+    pub fn new(
+        program: &'p Program,
+        base: Vec<Tensor<'p>>,
+        trained: impl Fn(TensorId) -> bool,
+        recipe: Recipe,
+        isa: Isa,
+        pool: &'p dyn Pool,
+    ) -> Result<Self> {
+        if recipe.accumulate == 0 || !recipe.size.rows.is_multiple_of(recipe.accumulate) {
+            return Err(unsupported("micro-batches", "another number", "a divisor of the rows of a step"));
+        }
+        let micro = BatchSize { rows: recipe.size.rows / recipe.accumulate, ..recipe.size };
+        let options = StepOptions {
+            rows: micro.tokens(),
+            longest: micro.tokens(),
+            checkpoints: recipe.checkpoints,
+            pattern: recipe.pattern,
+        };
+        let steps = Steps::new(program, trained, options, isa, pool)?;
+        let n = steps.num_trained();
+        let mut masters = vec![0.0; n];
+        for id in program.tensor_ids() {
+            let Some(range) = steps.range(id) else { continue };
+            let spec = program.tensor(id);
+            let fake = recipe.fake.filter(|_| spec.role == TensorRole::Matrix);
+            if fake.is_some() && !spec.cols.is_multiple_of(GROUP) {
+                let expected = "matrices whose rows are groups of 128";
+                return Err(unsupported(
+                    "weights that are quantized while they are trained",
+                    &spec.name,
+                    expected,
+                ));
+            }
+            match &base[id.index()] {
+                Tensor::Vector(data) => masters[range].copy_from_slice(data),
+                Tensor::Matrix(weight) => {
+                    for (row, to) in masters[range].chunks_exact_mut(spec.cols).enumerate() {
+                        weight.row(isa, row, to);
+                    }
+                }
+            }
+        }
+        let moments = recipe.optimizer.moments();
+        let moment = |i: usize| vec![0.0; if i < moments { n } else { 0 }];
+        Ok(Trainer {
+            program,
+            steps,
+            base,
+            masters,
+            moments: [moment(0), moment(1)],
+            gradients: Vec::new(),
+            rows: Vec::new(),
+            progress: Progress::default(),
+            teacher: None,
+            group: None,
+            gathered: Vec::new(),
+            recipe,
+        })
+    }
+
+    /// Learns from what `program` with `tensors`, a model with the same vocabulary, predicts.
+    ///
+    /// # Errors
+    /// As [`Steps::new`]; [`Error::Core`] for another vocabulary.
+    pub fn teach_by(
+        &mut self,
+        program: &'p Program,
+        tensors: Vec<Tensor<'p>>,
+        isa: Isa,
+        pool: &'p dyn Pool,
+    ) -> Result<()> {
+        if program.vocab() != self.program.vocab() {
+            return Err(unsupported("the teacher", "another vocabulary", "that of the model"));
+        }
+        let tokens = self.micro().tokens();
+        let options = StepOptions {
+            rows: tokens,
+            longest: tokens,
+            checkpoints: Checkpoints::None,
+            pattern: AttentionPattern::Full,
+        };
+        let steps = Steps::new(program, |_| false, options, isa, pool)?;
+        self.teacher = Some(TeacherModel { steps, output: program.output, tensors, hidden: Vec::new() });
+        Ok(())
+    }
+
+    /// Trains as one rank of `group`: each computes a part of the micro-batches, and all have the same weights afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Core`] unless the number of ranks is a power of two that divides that of micro-batches, another one.
+    pub fn join(&mut self, group: &'p dyn Collective) -> Result<()> {
+        let (ranks, micro) = (group.ranks(), self.recipe.accumulate);
+        if !ranks.is_power_of_two() || !micro.is_power_of_two() || ranks > micro {
+            let expected = "a power of two, and as many micro-batches or twice, four times, ... as many";
+            return Err(unsupported("ranks", "another number", expected));
+        }
+        self.group = Some(group);
+        Ok(())
+    }
+
+    fn micro(&self) -> BatchSize {
+        BatchSize { rows: self.recipe.size.rows / self.recipe.accumulate, ..self.recipe.size }
+    }
+
+    /// The recipe.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// The masters of a tensor that is trained.
+    pub fn master(&self, id: TensorId) -> Option<&[f32]> {
+        self.steps.range(id).map(|range| &self.masters[range])
+    }
+
+    /// The optimizer's moments of a tensor that is trained; empty if it has none.
+    pub fn moments(&self, id: TensorId) -> Option<[&[f32]; 2]> {
+        let range = self.steps.range(id)?;
+        Some([0, 1].map(|i| self.moments[i].get(range.clone()).unwrap_or(&[])))
+    }
+
+    /// Goes on from where another training was: replaces the masters and moments of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::Core`] if the lengths are others.
+    pub fn restore(&mut self, id: TensorId, master: &[f32], moments: [&[f32]; 2]) -> Result<()> {
+        let Some(range) = self.steps.range(id) else {
+            let name = &self.program.tensor(id).name;
+            return Err(unsupported("tensor of a checkpoint", name, "one that is trained"));
+        };
+        let put = |to: &mut Vec<f32>, from: &[f32]| match to.get_mut(range.clone()) {
+            Some(to) if to.len() == from.len() => {
+                to.copy_from_slice(from);
+                Ok(())
+            }
+            None if from.is_empty() => Ok(()),
+            to => {
+                let (expected, found) = (to.map_or(0, |to| to.len()) as u64, from.len() as u64);
+                let what = "numbers of a tensor of the checkpoint";
+                Err(Error::Core(shohin_core::Error::Length { what, expected, found }))
+            }
+        };
+        put(&mut self.masters, master)?;
+        for (to, from) in self.moments.iter_mut().zip(moments) {
+            put(to, from)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Trainer::restore`], how far it was.
+    pub fn resume(&mut self, progress: Progress) {
+        self.progress = progress;
+    }
+
+    /// The tensors of the program, with the masters of those that are trained.
+    pub fn tensors(&self) -> Vec<Tensor<'_>> {
+        tensors(self.program, &self.base, &self.steps, &self.masters, self.recipe.fake)
+    }
+
+    /// Bytes of the training.
+    pub fn memory(&self) -> TrainMemory {
+        let n = self.masters.len() as u64 * 4;
+        let here = self.recipe.accumulate / self.group.map_or(1, Collective::ranks);
+        let levels = here.max(1).ilog2() as u64 + u64::from(here > 1 || self.group.is_some()) + 1;
+        TrainMemory {
+            masters: n,
+            gradients: n * levels,
+            moments: n * self.recipe.optimizer.moments() as u64,
+            step: self.steps.memory(),
+        }
+    }
+
+    /// The next step.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] for a loss or gradients that are not finite: the weights are then those before the step.
+    /// [`Error::Core`] for tokens outside of the vocabulary, sequences longer than a micro-batch, or if a rank is lost.
+    pub fn step(&mut self, data: &Data) -> Result<StepReport> {
+        let Recipe { accumulate, order, seed, .. } = self.recipe;
+        let (micro, mut cursor) = (self.micro(), self.progress.cursor);
+        self.rows.resize_with(accumulate, Rows::default);
+        for rows in &mut self.rows {
+            data.next(micro, order, seed, &mut cursor, rows)?;
+        }
+        let total: f64 = self.rows.iter().map(|rows| rows.batch().total()).sum();
+        let learned =
+            self.rows.iter().flat_map(|rows| &rows.weights).filter(|weight| **weight != 0.0).count();
+        let step = self.progress.step + 1;
+        let loss = self.micro_batches(total, step)?;
+        let gradients = &mut self.gradients[0];
+        let ranges: Vec<(Range<usize>, bool)> = self
+            .program
+            .tensor_ids()
+            .filter_map(|id| {
+                let decay = self.program.tensor(id).role == TensorRole::Matrix;
+                self.steps.range(id).map(|range| (range, decay))
+            })
+            .collect();
+        if let Some(limit) = self.recipe.clip_value {
+            clip_by_value(gradients, limit);
+        }
+        let limit = self.recipe.clip_norm.unwrap_or(f64::INFINITY);
+        let grad_norm = clip_by_norm(&mut [&mut gradients[..]], limit);
+        if !grad_norm.is_finite() {
+            return Err(Error::NotFinite { what: "the norm of the gradients", step, row: None });
+        }
+        let Recipe { schedule, learning_rate, steps, optimizer, .. } = &self.recipe;
+        let learning_rate = schedule.rate(step - 1, *learning_rate, *steps) * self.progress.plateau.factor();
+        let [m, v] = &mut self.moments;
+        for (range, decay) in ranges {
+            let moments = Moments {
+                m: m.get_mut(range.clone()).unwrap_or(&mut []),
+                v: v.get_mut(range.clone()).unwrap_or(&mut []),
+            };
+            let (weights, gradients) = (&mut self.masters[range.clone()], &gradients[range]);
+            optimizer.step(self.steps.isa(), weights, gradients, moments, step, learning_rate, decay);
+        }
+        self.progress.step = step;
+        self.progress.tokens += learned as u64;
+        self.progress.cursor = cursor;
+        Ok(StepReport { step, loss, grad_norm, learning_rate, tokens: self.progress.tokens })
+    }
+
+    /// The loss of all micro-batches; their gradients, added, are the first of [`Trainer::gradients`] then.
+    fn micro_batches(&mut self, total: f64, step: u64) -> Result<f64> {
+        let n = self.masters.len();
+        let (rank, ranks) = self.group.map_or((0, 1), |group| (group.rank(), group.ranks()));
+        let here = self.recipe.accumulate / ranks;
+        let (mut loss, mut level) = (0.0, 0);
+        let mut losses = vec![0.0; here];
+        for i in 0..here {
+            if self.gradients.len() <= level {
+                self.gradients.push(vec![0.0; n]);
+            }
+            self.gradients[level].fill(0.0);
+            let rows = &self.rows[rank * here + i];
+            let mut batch = rows.batch();
+            if let Some(teacher) = &mut self.teacher {
+                teacher.steps.hidden(&teacher.tensors, &batch, &mut teacher.hidden)?;
+                let output = match teacher.tensors[teacher.output.index()] {
+                    Tensor::Matrix(weight) => weight,
+                    Tensor::Vector(data) => Weight::Floats { data, cols: data.len(), fake: None },
+                };
+                batch.teacher = Some(Teacher { hidden: &teacher.hidden, output });
+            }
+            let tensors = tensors(self.program, &self.base, &self.steps, &self.masters, self.recipe.fake);
+            losses[i] =
+                self.steps.run(&tensors, &batch, &self.recipe.loss, total, &mut self.gradients[level])?;
+            if let Some(row) = self.steps.not_finite() {
+                return Err(Error::NotFinite { what: "the loss", step, row: Some(row) });
+            }
+            level += 1;
+            // Two parts of the tree that are complete become one.
+            let mut done = i + 1;
+            while done.is_multiple_of(2) {
+                let (left, right) = self.gradients.split_at_mut(level - 1);
+                op::add(self.steps.pool(), &mut left[level - 2], &right[0]);
+                level -= 1;
+                done /= 2;
+            }
+        }
+        // What is left if their number is no power of two.
+        while level > 1 {
+            let (left, right) = self.gradients.split_at_mut(level - 1);
+            op::add(self.steps.pool(), &mut left[level - 2], &right[0]);
+            level -= 1;
+        }
+        for one in losses {
+            loss += one;
+        }
+        match self.group {
+            Some(group) if ranks > 1 => self.reduce(group, loss),
+            _ => Ok(loss),
+        }
+    }
+
+    /// Adds the gradients of all ranks, two and two, and the losses in order.
+    fn reduce(&mut self, group: &dyn Collective, loss: f64) -> Result<f64> {
+        const PIECE: usize = 1 << 20;
+        let ranks = group.ranks();
+        for mine in self.gradients[0].chunks_mut(PIECE) {
+            self.gathered.resize(ranks * mine.len(), 0.0);
+            group.all_gather(mine, &mut self.gathered)?;
+            let mut apart = 1;
+            while apart < ranks {
+                for first in (0..ranks).step_by(2 * apart) {
+                    let (left, right) = self.gathered.split_at_mut((first + apart) * mine.len());
+                    let (to, from) = (&mut left[first * mine.len()..][..mine.len()], &right[..mine.len()]);
+                    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+                }
+                apart *= 2;
+            }
+            mine.copy_from_slice(&self.gathered[..mine.len()]);
+        }
+        // An f64 in two f32 would lose bits: as four numbers of 16 bits.
+        let words = loss.to_bits().to_le_bytes();
+        let mine: [f32; 4] =
+            core::array::from_fn(|i| f32::from(u16::from_le_bytes([words[2 * i], words[2 * i + 1]])));
+        self.gathered.resize(4 * ranks, 0.0);
+        group.all_gather(&mine, &mut self.gathered)?;
+        let of_rank = |numbers: &[f32]| {
+            let bits = numbers.iter().rev().fold(0, |bits, word| bits << 16 | u64::from(*word as u16));
+            f64::from_bits(bits)
+        };
+        Ok(self.gathered.chunks_exact(4).map(of_rank).sum())
+    }
+
+    /// The mean loss of all of `data`.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn evaluate(&mut self, data: &Data) -> Result<f64> {
+        let micro = self.micro();
+        let loss = Loss::CrossEntropy { smoothing: 0.0 };
+        let (mut sum, mut total) = (0.0, 0.0);
+        let Trainer { program, base, steps, masters, recipe, .. } = self;
+        data.each(micro, |rows| {
+            let batch: Batch<'_> = rows.batch();
+            let tensors = tensors(program, base, steps, masters, recipe.fake);
+            if batch.total() > 0.0 {
+                sum += steps.loss(&tensors, &batch, &loss, 1.0)?;
+                total += batch.total();
+            }
+            Ok(())
+        })?;
+        Ok(sum / total)
+    }
+
+    /// Tells the plateau schedule the loss of data that is not trained on.
+    pub fn plateau(&mut self, loss: f64) {
+        self.progress.plateau.observe(&self.recipe.schedule, loss);
+    }
+}
+
+/// The tensors of the program, with the masters of those that are trained.
+fn tensors<'a>(
+    program: &Program,
+    base: &[Tensor<'a>],
+    steps: &Steps<'_>,
+    masters: &'a [f32],
+    fake: Option<Fake>,
+) -> Vec<Tensor<'a>> {
+    let tensor = |(id, base): (TensorId, &Tensor<'a>)| match steps.range(id) {
+        None => *base,
+        Some(range) => match program.tensor(id).role {
+            TensorRole::Vector => Tensor::Vector(&masters[range]),
+            TensorRole::Matrix => {
+                let cols = program.tensor(id).cols;
+                Tensor::Matrix(Weight::Floats { data: &masters[range], cols, fake })
+            }
+        },
+    };
+    program.tensor_ids().zip(base).map(tensor).collect()
+}
