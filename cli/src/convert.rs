@@ -6,7 +6,7 @@ use crate::progress::transfer;
 use crate::terminal::{bytes, remark};
 use clap::Args;
 use shohin::convert::{
-    ConvertError, ConvertOptions, Converted, FileType, convert, convert_adapter, convert_to_folder,
+    ConvertError, ConvertOptions, Converted, Error, FileType, convert, convert_adapter, convert_to_folder,
 };
 use std::path::{Path, PathBuf};
 
@@ -96,7 +96,7 @@ pub(crate) fn write(source: &Path, out: &Path, options: &ConvertOptions) -> Resu
 
 /// Converts with a progress bar.
 fn with_progress(
-    convert: impl FnOnce(&mut dyn FnMut(u64, u64)) -> shohin::Result<Converted>,
+    convert: impl FnOnce(&mut dyn FnMut(u64, u64)) -> shohin::convert::Result<Converted>,
 ) -> Result<Converted> {
     let bar = transfer("writing".into(), None);
     let done = convert(&mut |written, whole| {
@@ -108,14 +108,14 @@ fn with_progress(
 }
 
 /// The error of a file to write; what another option would change is the error of an option.
-pub(crate) fn of_options(error: shohin::Error) -> CliError {
-    let shohin::Error::Convert { source, .. } = &error else { return error.into() };
+pub(crate) fn of_options(error: Error) -> CliError {
+    let Error::Convert { source, .. } = &error else { return shohin::Error::from(error).into() };
     match **source {
         ConvertError::Exists => CliError::usage(format_args!("{error}; replace it with --force")),
         ConvertError::NotRegular
         | ConvertError::NameOfPart
         | ConvertError::Unmatched { .. }
         | ConvertError::SameId { .. } => CliError::usage(error),
-        _ => error.into(),
+        _ => shohin::Error::from(error).into(),
     }
 }

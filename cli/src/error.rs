@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::terminal::printable;
+use shohin::FileError;
 
 /// The reason why a command could not finish.
 #[derive(Debug)]
@@ -97,7 +98,7 @@ impl From<shohin::Error> for CliError {
         match &error {
             shohin::Error::Option { .. } => CliError::usage(format_args!("--{error}")),
             shohin::Error::Environment { .. } | shohin::Error::Config(_) => CliError::usage(error),
-            shohin::Error::Address { url } => CliError::usage(format_args!(
+            shohin::Error::File(FileError::Address { url }) => CliError::usage(format_args!(
                 "--model: expected a path, found a URL; get the file first: curl -LO {url}"
             )),
             #[cfg(feature = "gpu")]

@@ -1,56 +1,18 @@
 //! Errors a person can act on: each names the file or option, the expected and the found value.
 
-use shohin_core::gguf::MAX_PARTS;
 use std::fmt;
 use std::io;
+#[cfg(feature = "convert")]
 use std::path::PathBuf;
+
+pub use shohin_files::Error as FileError;
 
 /// The reason why a model cannot be opened or run.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system reported an error for a file.
-    Io {
-        /// The failed action, as in `cannot open the model <path>`.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// A path that cannot be a model.
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-        /// Its actual kind, and the expected one.
-        problem: &'static str,
-    },
-    /// A URL where a path was expected: nothing is downloaded.
-    Address {
-        /// The URL.
-        url: String,
-    },
-    /// A file whose name claims more parts than a model can have.
-    TooManyParts {
-        /// The file.
-        name: String,
-        /// Number of parts, from its name.
-        count: usize,
-    },
-    /// One of a model's files cannot be opened.
-    MissingPart {
-        /// Number of files of the model.
-        count: usize,
-        /// The reason.
-        source: Box<Error>,
-    },
-    /// The contents of a file are invalid.
-    Model {
-        /// The file.
-        name: String,
-        /// The error.
-        source: shohin_core::Error,
-    },
+    /// A file cannot be used.
+    File(FileError),
     /// An option has a value that this machine does not support.
     Option {
         /// The option.
@@ -114,7 +76,7 @@ pub enum Error {
         /// The folder, or the file of it that is wrong.
         path: PathBuf,
         /// The reason.
-        source: Box<crate::convert::ConvertError>,
+        source: Box<shohin_convert::ConvertError>,
     },
     /// A model cannot be trained like this.
     #[cfg(feature = "train")]
@@ -159,11 +121,8 @@ impl Error {
     /// `threads`, `convert` or `hub`.
     pub fn code(&self) -> &'static str {
         match self {
-            Error::Io { .. } => "io",
-            Error::NotAFile { .. } | Error::Address { .. } => "not_a_file",
-            Error::TooManyParts { .. } => "limit",
-            Error::MissingPart { source, .. } => source.code(),
-            Error::Model { source, .. } | Error::Engine(source) | Error::Config(source) => source.code(),
+            Error::File(source) => source.code(),
+            Error::Engine(source) | Error::Config(source) => source.code(),
             Error::Option { .. } | Error::Environment { .. } => "option",
             Error::Threads { .. } => "threads",
             Error::EmptyText { .. } => "length",
@@ -195,20 +154,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io { action, path, source } => {
-                write!(f, "cannot {action} {}: {}", path.display(), reason(source))
-            }
-            Error::NotAFile { path, problem } => write!(f, "{} {problem}", path.display()),
-            Error::Address { url } => {
-                write!(f, "expected a path, found a URL; get the file first: curl -LO {url}")
-            }
-            Error::TooManyParts { name, count } => {
-                write!(f, "{name}: the model has {count} parts by its name, but {MAX_PARTS} are the most")
-            }
-            Error::MissingPart { count, source } => {
-                write!(f, "the model has {count} parts, and all are needed: {source}")
-            }
-            Error::Model { name, source } => write!(f, "{name}: {source}"),
+            Error::File(source) => source.fmt(f),
             Error::Option { name, found, expected } | Error::Environment { name, found, expected } => {
                 write!(f, "{name} is {found:?}, expected {expected}")
             }
@@ -262,7 +208,8 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Io { source, .. } | Error::Threads { source, .. } => Some(source),
+            Error::File(source) => source.source(),
+            Error::Threads { source, .. } => Some(source),
             #[cfg(feature = "convert")]
             Error::Convert { source, .. } => Some(&**source),
             #[cfg(feature = "train")]
@@ -271,8 +218,7 @@ impl std::error::Error for Error {
             Error::Corpus { .. } => None,
             #[cfg(feature = "hub")]
             Error::Hub { source, .. } => Some(source),
-            Error::MissingPart { source, .. } => Some(source),
-            Error::Model { source, .. } | Error::Config(source) | Error::Engine(source) => Some(source),
+            Error::Config(source) | Error::Engine(source) => Some(source),
             #[cfg(feature = "gpu")]
             Error::Gpu { source, .. } => Some(&**source),
             #[cfg(all(feature = "metal", target_os = "macos"))]
@@ -281,10 +227,7 @@ impl std::error::Error for Error {
             Error::Cuda(source) => Some(&**source),
             #[cfg(feature = "mpi")]
             Error::Mpi { .. } => None,
-            Error::NotAFile { .. }
-            | Error::Address { .. }
-            | Error::TooManyParts { .. }
-            | Error::Option { .. }
+            Error::Option { .. }
             | Error::Environment { .. }
             | Error::EmptyText { .. }
             | Error::LongText { .. }
@@ -306,6 +249,22 @@ impl From<shohin_train::Error> for Error {
 impl From<shohin_core::Error> for Error {
     fn from(error: shohin_core::Error) -> Self {
         Error::Engine(error)
+    }
+}
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Self {
+        Error::File(error)
+    }
+}
+
+#[cfg(feature = "convert")]
+impl From<shohin_convert::Error> for Error {
+    fn from(error: shohin_convert::Error) -> Self {
+        match error {
+            shohin_convert::Error::File(error) => Error::File(error),
+            shohin_convert::Error::Convert { path, source } => Error::Convert { path, source },
+        }
     }
 }
 
@@ -340,12 +299,6 @@ fn features_with(missing: &str) -> String {
     ];
     let built = built.iter().filter(|(_, built)| *built).map(|(name, _)| *name);
     format!("--features {}", std::iter::once(missing).chain(built).collect::<Vec<_>>().join(","))
-}
-
-/// The system's message without Rust's `(os error 2)`.
-fn reason(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_string()
 }
 
 /// The reason why a model cannot be downloaded.

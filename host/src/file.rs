@@ -1,14 +1,13 @@
 //! A model's file, or files: memory-mapped, so that nothing is read before it is used, or copied for the CPU.
 
-use crate::error::{Error, Result};
-use crate::map::{Mmap, map};
-use crate::memory;
+use crate::error::{Error, FileError, Result};
 use crate::reader::FileReader;
-use crate::shard::{ShardBytes, shard_names};
+use crate::shard::ShardBytes;
 use shohin_core::cpu::{self, Expansion, Isa};
-use shohin_core::gguf::{MAX_PARTS, ReadOptions};
+use shohin_core::gguf::ReadOptions;
 use shohin_core::paging::PagedFile;
 use shohin_core::{Gguf, Pool};
+use shohin_files::{MappedFile, MappedModel, Mmap, failed, large_pages, parse};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
@@ -40,40 +39,11 @@ enum Bytes {
     InMemory(Arc<Mmap>),
 }
 
-/// As [`shard_names`], with paths.
-fn shard_paths(path: &Path) -> Option<Vec<PathBuf>> {
-    let names = shard_names(path.file_name()?.to_str()?)?;
-    Some(names.iter().map(|name| path.with_file_name(name)).collect())
-}
-
-fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
-    move |source| Error::Io { action, path: path.to_path_buf(), source }
-}
-
 impl Shard {
-    /// Maps the file: nothing is read until it is used, and the system shares it between programs.
-    fn open(path: &Path) -> Result<Shard> {
-        let url = path.to_str().filter(|path| path.starts_with("https://") || path.starts_with("http://"));
-        if let Some(url) = url {
-            return Err(Error::Address { url: url.into() });
-        }
-        // Before it is opened: opening a pipe waits for a writer.
-        let meta = std::fs::metadata(path).map_err(failed("open the model", path))?;
-        let refused = |problem| Err(Error::NotAFile { path: path.to_path_buf(), problem });
-        if meta.is_dir() {
-            return refused("is a directory, expected a GGUF file");
-        }
-        if !meta.is_file() {
-            return refused("is a pipe or a device, but a model must be a regular file");
-        }
-        if meta.len() == 0 {
-            return refused("is empty, expected a GGUF file");
-        }
-        let file = File::open(path).map_err(failed("open the model", path))?;
-        let map = map(&file).map_err(failed("map the model", path))?;
-        let file = Arc::new(Mutex::new(file));
-        let bytes = Bytes::Mapped { path: path.to_path_buf(), map: Arc::new(map), file };
-        Ok(Shard { name: path.display().to_string(), bytes })
+    fn mapped_file(file: MappedFile) -> Shard {
+        let MappedFile { path, map, file } = file;
+        let name = path.display().to_string();
+        Shard { name, bytes: Bytes::Mapped { path, map: Arc::new(map), file: Arc::new(Mutex::new(file)) } }
     }
 
     fn bytes(&self) -> &[u8] {
@@ -85,7 +55,7 @@ impl Shard {
     }
 
     fn error(&self, source: shohin_core::Error) -> Error {
-        Error::Model { name: self.name.clone(), source }
+        FileError::Model { name: self.name.clone(), source }.into()
     }
 
     /// Bytes up to the end of the last tensor, and the memory to expand base-3 matrices, if there are any.
@@ -114,7 +84,7 @@ impl Shard {
         let (stored, expansion) = self.needs(options)?;
         let expansion = expansion.filter(|_| !compact);
         let room = expansion.map_or(stored, |expansion| expansion.room);
-        let Ok(mut memory) = memory::large_pages(room) else {
+        let Ok(mut memory) = large_pages(room) else {
             // Slower, but the mapped file needs no additional memory.
             return Ok(self.mapped());
         };
@@ -158,10 +128,10 @@ impl ModelFile {
         let name = name.into();
         if bytes.is_empty() {
             let source = shohin_core::Error::Truncated { what: "the model", at: 0, need: 4, have: 0 };
-            return Err(Error::Model { name, source });
+            return Err(FileError::Model { name, source }.into());
         }
         let need = shohin_core::Error::Memory { need: bytes.len() as u64, have: 0 };
-        let mut memory = memory::large_pages(bytes.len()).map_err(|_| need)?;
+        let mut memory = large_pages(bytes.len()).map_err(|_| need)?;
         memory[..bytes.len()].copy_from_slice(bytes);
         let map = memory.make_read_only().map_err(|_| need)?;
         let bytes = Bytes::InMemory(Arc::new(map));
@@ -175,23 +145,14 @@ impl ModelFile {
     /// If one cannot be opened or is not a regular file. Contents are not checked, except of a folder.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let name = path.display().to_string();
         #[cfg(feature = "convert")]
-        if crate::convert::is_folder(path) {
-            let map = crate::convert::in_memory(path)?;
-            let bytes = Bytes::InMemory(Arc::new(map));
+        if shohin_convert::is_folder(path) {
+            let map = shohin_convert::in_memory(path)?;
+            let (name, bytes) = (path.display().to_string(), Bytes::InMemory(Arc::new(map)));
             return Ok(ModelFile { name: name.clone(), shards: Arc::new([Shard { name, bytes }]) });
         }
-        let Some(paths) = shard_paths(path).filter(|paths| paths.len() > 1) else {
-            return Ok(ModelFile { name, shards: Arc::new([Shard::open(path)?]) });
-        };
-        let count = paths.len();
-        if count > MAX_PARTS {
-            return Err(Error::TooManyParts { name, count });
-        }
-        let shards = paths.iter().map(|path| Shard::open(path)).collect::<Result<Arc<[Shard]>>>();
-        let shards = shards.map_err(|source| Error::MissingPart { count, source: Box::new(source) })?;
-        Ok(ModelFile { name, shards })
+        let MappedModel { name, files } = MappedModel::open(path)?;
+        Ok(ModelFile { name, shards: files.into_iter().map(Shard::mapped_file).collect() })
     }
 
     /// The name in messages.
@@ -202,13 +163,15 @@ impl ModelFile {
     /// The contents, validated.
     ///
     /// # Errors
-    /// [`Error::Model`] with the name of the invalid part.
+    /// [`FileError::Model`] with the name of the invalid part.
     pub fn gguf(&self, options: &ReadOptions) -> Result<Gguf<'_>> {
         let parts: Vec<&[u8]> = self.shards.iter().map(Shard::bytes).collect();
-        Gguf::parse_parts(&parts, options).map_err(|wrong| {
-            let name = self.shards.get(wrong.part).map_or(&self.name, |shard| &shard.name).clone();
-            Error::Model { name, source: wrong.error }
-        })
+        Ok(parse(&parts, options, |part| self.part_name(part).clone())?)
+    }
+
+    /// The name of a part in messages.
+    fn part_name(&self, part: usize) -> &String {
+        self.shards.get(part).map_or(&self.name, |shard| &shard.name)
     }
 
     /// Options to read single parts, or a file without what follows its last tensor: the layout of id 42 may be
@@ -266,9 +229,9 @@ impl ModelFile {
     pub(crate) fn error(&self, part: usize, source: shohin_core::Error) -> Error {
         let name = match self.shards.len() {
             1 => &self.name,
-            _ => self.shards.get(part).map_or(&self.name, |shard| &shard.name),
+            _ => self.part_name(part),
         };
-        Error::Model { name: name.clone(), source }
+        FileError::Model { name: name.clone(), source }.into()
     }
 
     /// Bytes of all files.

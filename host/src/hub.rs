@@ -8,12 +8,12 @@
 //! and `HF_HUB_OFFLINE`.
 
 pub use crate::error::HubError;
-use crate::error::{Error, Result};
-use crate::new_file::{NewFile, sync_folder};
-use crate::shard::shard_names;
+use crate::error::{Error, FileError, Result};
 use sha2::{Digest, Sha256};
 use shohin_core::gguf::MAX_PARTS;
 use shohin_core::json::Value;
+use shohin_files::new_file::{NewFile, sync_folder};
+use shohin_files::{failed, shard_names};
 use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsStr;
@@ -239,12 +239,18 @@ enum Failure {
     Final(HubError),
     /// After a pause, if the server asks for one.
     Passing(HubError, Option<Duration>),
-    Io(Error),
+    Io(FileError),
 }
 
 impl From<HubError> for Failure {
     fn from(error: HubError) -> Failure {
         Failure::Final(error)
+    }
+}
+
+impl From<FileError> for Failure {
+    fn from(error: FileError) -> Failure {
+        Failure::Io(error)
     }
 }
 
@@ -255,10 +261,6 @@ struct Remote {
     commit: String,
     etag: String,
     size: Option<u64>,
-}
-
-fn io(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
-    move |source| Error::Io { action, path: path.to_path_buf(), source }
 }
 
 impl Hub {
@@ -421,7 +423,7 @@ impl Hub {
     /// that of the named part, beside which the others are.
     ///
     /// # Errors
-    /// [`Error::Hub`] if it does not exist, needs another token, cannot be fetched or is damaged; [`Error::Io`] if it
+    /// [`Error::Hub`] if it does not exist, needs another token, cannot be fetched or is damaged; [`FileError::Io`] if it
     /// cannot be written. What has arrived is kept for the next call.
     pub fn pull(&self, model: &HubModel, on_download: &mut OnDownload<'_>) -> Result<PathBuf> {
         let named = |source| Error::Hub { model: model.to_string(), source };
@@ -467,7 +469,7 @@ impl Hub {
         };
         let parts = shard_names(&file).unwrap_or_else(|| vec![file.clone()]);
         if parts.len() > MAX_PARTS {
-            return Err(Failure::Io(Error::TooManyParts { name: file, count: parts.len() }));
+            return Err(FileError::TooManyParts { name: file, count: parts.len() }.into());
         }
         Ok(parts)
     }
@@ -541,7 +543,7 @@ impl Hub {
             if let Some(have) = range {
                 request = request.header("Range", format!("bytes={have}-"));
             }
-            let answer = request.call().map_err(|error| failed(error, &url))?;
+            let answer = request.call().map_err(|error| request_failed(error, &url))?;
             if own && remote.is_none() {
                 remote = remote_of(&answer);
             }
@@ -626,10 +628,10 @@ impl Hub {
                 self.bring(model, file, &remote, &blob, on_download)?;
             }
         }
-        let path = link(&snapshot, file, &blob).map_err(Failure::Io)?;
+        let path = link(&snapshot, file, &blob)?;
         if !is_commit(&model.revision) {
             let refs = directory.join("refs");
-            write_whole(&refs, &model.revision, remote.commit.as_bytes()).map_err(Failure::Io)?;
+            write_whole(&refs, &model.revision, remote.commit.as_bytes())?;
         }
         Ok(path)
     }
@@ -642,15 +644,14 @@ impl Hub {
         blob: &Path,
         on_download: &mut OnDownload<'_>,
     ) -> Attempt<()> {
-        let part = blob.with_file_name(unfinished(&remote.etag));
-        let to_io = |action| move |source| Failure::Io(Error::Io { action, path: part.clone(), source });
         let path = blob.with_file_name(unfinished(&remote.etag));
         if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(|e| Failure::Io(io("create", parent)(e)))?;
+            fs::create_dir_all(parent).map_err(failed("create", parent))?;
         }
         let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let mut part = Part { file: opened.map_err(to_io("open"))?, path, have: 0, hash: Sha256::new() };
-        part.resume(remote.size).map_err(Failure::Io)?;
+        let mut part =
+            Part { file: opened.map_err(failed("open", &path))?, path, have: 0, hash: Sha256::new() };
+        part.resume(remote.size)?;
         let url = self.address(model, &remote.commit, file);
         let mut tries = 0;
         while part.have == 0 || remote.size.is_none_or(|size| part.have < size) {
@@ -687,7 +688,7 @@ impl Hub {
         let begins = |range: &str| range.starts_with(&format!("bytes {}-", part.have));
         if part.have > 0 && !(status == 206 && header(&answer, "content-range").is_some_and(begins)) {
             // The server has no ranges, or another file.
-            part.restart().map_err(Failure::Io)?;
+            part.restart()?;
             if status != 200 {
                 let problem = format!("the server answered a range with status {status}");
                 return Err(Failure::Passing(HubError::Network { problem }, None));
@@ -708,7 +709,7 @@ impl Hub {
                     _ => Ok(()),
                 };
             }
-            part.append(&piece).map_err(Failure::Io)?;
+            part.append(&piece)?;
         }
     }
 
@@ -767,7 +768,7 @@ impl Hub {
             // That of a link is its own.
             let bytes =
                 fs::symlink_metadata(path).map_or(0, |meta| if meta.is_file() { meta.len() } else { 0 });
-            fs::remove_file(path).map_err(io("delete", path))?;
+            fs::remove_file(path).map_err(failed("delete", path))?;
             freed += bytes;
             Ok::<(), Error>(())
         };
@@ -788,7 +789,7 @@ impl Hub {
             |blob: &PathBuf| blob.file_name().is_some_and(|name| linked.contains(name)) || is_other(blob);
         blobs.iter().filter(|blob| !is_needed(blob)).try_for_each(|blob| delete(blob))?;
         if is_empty {
-            fs::remove_dir_all(&directory).or_else(missing_is_fine).map_err(io("delete", &directory))?;
+            fs::remove_dir_all(&directory).or_else(missing_is_fine).map_err(failed("delete", &directory))?;
         }
         Ok(freed)
     }
@@ -802,11 +803,11 @@ fn missing_is_fine(error: io::Error) -> io::Result<()> {
 fn last(failure: Failure, named: impl Fn(HubError) -> Error) -> Error {
     match failure {
         Failure::Final(error) | Failure::Passing(error, _) => named(error),
-        Failure::Io(error) => error,
+        Failure::Io(error) => error.into(),
     }
 }
 
-fn failed(error: ureq::Error, url: &str) -> Failure {
+fn request_failed(error: ureq::Error, url: &str) -> Failure {
     let problem = match error {
         ureq::Error::Io(error) => error.to_string(),
         other => other.to_string(),
@@ -915,10 +916,10 @@ struct Part {
 
 impl Part {
     /// Continues behind the bytes of an earlier download, unless there are too many.
-    fn resume(&mut self, size: Option<u64>) -> Result<()> {
+    fn resume(&mut self, size: Option<u64>) -> Result<(), FileError> {
         let mut buffer = vec![0; 1 << 20];
         loop {
-            let n = self.file.read(&mut buffer).map_err(io("read", &self.path))?;
+            let n = self.file.read(&mut buffer).map_err(failed("read", &self.path))?;
             if n == 0 {
                 break;
             }
@@ -928,13 +929,13 @@ impl Part {
         if size.is_some_and(|size| self.have > size) { self.restart() } else { Ok(()) }
     }
 
-    fn restart(&mut self) -> Result<()> {
+    fn restart(&mut self) -> Result<(), FileError> {
         (self.have, self.hash) = (0, Sha256::new());
-        self.file.set_len(0).and_then(|()| self.file.rewind()).map_err(io("write", &self.path))
+        self.file.set_len(0).and_then(|()| self.file.rewind()).map_err(failed("write", &self.path))
     }
 
-    fn append(&mut self, piece: &[u8]) -> Result<()> {
-        self.file.write_all(piece).map_err(io("write", &self.path))?;
+    fn append(&mut self, piece: &[u8]) -> Result<(), FileError> {
+        self.file.write_all(piece).map_err(failed("write", &self.path))?;
         self.hash.update(piece);
         self.have += piece.len() as u64;
         Ok(())
@@ -955,23 +956,23 @@ impl Part {
             let _ = fs::remove_file(&path);
             return Err(error.into());
         }
-        file.sync_all().map_err(|e| Failure::Io(io("write", &path)(e)))?;
+        file.sync_all().map_err(failed("write", &path))?;
         let named = fs::rename(&path, blob).and_then(|()| sync_folder(blob));
-        named.map_err(|e| Failure::Io(io("write", blob)(e)))
+        Ok(named.map_err(failed("write", blob))?)
     }
 }
 
 /// Waits until no other program downloads this file.
 fn lock(directory: &Path, etag: &str, tick: &mut dyn FnMut() -> ControlFlow<()>) -> Attempt<File> {
     let path = directory.join(format!("{etag}.lock"));
-    let failed = |source| Failure::Io(Error::Io { action: "lock", path: path.clone(), source });
+    let failed = failed("lock", &path);
     fs::create_dir_all(directory).map_err(failed)?;
     let file = OpenOptions::new().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) => {}
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            Err(TryLockError::Error(error)) => return Err(failed(error).into()),
         }
         if tick().is_break() {
             return Err(HubError::Cancelled.into());
@@ -981,7 +982,7 @@ fn lock(directory: &Path, etag: &str, tick: &mut dyn FnMut() -> ControlFlow<()>)
 }
 
 /// Writes a small file as a whole: afterwards either the old or the new content is there.
-fn write_whole(directory: &Path, name: &str, content: &[u8]) -> Result<()> {
+fn write_whole(directory: &Path, name: &str, content: &[u8]) -> Result<(), FileError> {
     let path = directory.join(name);
     let write = || {
         // The name of a revision may have several parts.
@@ -990,11 +991,11 @@ fn write_whole(directory: &Path, name: &str, content: &[u8]) -> Result<()> {
         file.write_all(content)?;
         file.finish()
     };
-    write().map_err(io("write", &path))
+    write().map_err(failed("write", &path))
 }
 
 /// Links to a blob by the name of its file.
-fn link(snapshot: &Path, file: &str, blob: &Path) -> Result<PathBuf> {
+fn link(snapshot: &Path, file: &str, blob: &Path) -> Result<PathBuf, FileError> {
     let path = snapshot.join(file);
     if path.is_file() {
         return Ok(path);
@@ -1004,7 +1005,7 @@ fn link(snapshot: &Path, file: &str, blob: &Path) -> Result<PathBuf> {
         fs::create_dir_all(directory)?;
         place(directory, &path, file, blob)
     };
-    make().map_err(io("write", &path))?;
+    make().map_err(failed("write", &path))?;
     Ok(path)
 }
 

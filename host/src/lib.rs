@@ -41,8 +41,6 @@ mod beam;
 mod builder;
 pub mod chat;
 mod choice;
-#[cfg(feature = "convert")]
-pub mod convert;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -56,13 +54,10 @@ mod gpu;
 pub mod hub;
 mod load;
 mod lora;
-mod map;
 pub mod memory;
 #[cfg(all(feature = "metal", target_os = "macos"))]
 mod metal;
 mod model;
-#[doc(hidden)]
-pub mod new_file;
 mod plan;
 mod reader;
 pub mod scheduler;
@@ -81,15 +76,19 @@ mod weights;
 pub use builder::Builder;
 pub use chat::{Chat, Piece, Reply, Step, Timings};
 pub use devices::{DeviceName, devices};
-pub use error::{Error, Result};
+pub use error::{Error, FileError, Result};
 pub use file::ModelFile;
 pub use model::Model;
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;
+#[cfg(feature = "convert")]
+pub use shohin_convert as convert;
 pub use shohin_core as core;
 pub use shohin_core::chat::{ChatMessage, TurnOptions};
 pub use shohin_core::model::Split;
 pub use shohin_core::{Activations, AttentionPattern, KvFormat, SamplerConfig};
+#[doc(hidden)]
+pub use shohin_files::new_file;
 #[cfg(feature = "mpi")]
 pub use split::Mpi;
 pub use threads::ThreadPool;

@@ -1,11 +1,10 @@
 //! Adapters (LoRA) for a model, which are applied while it runs; see [`shohin_core::model::lora`].
 
-use crate::error::{Error, Result};
+use crate::error::{FileError, Result};
 use crate::file::ModelFile;
 use crate::shard::ShardBytes;
 use sha2::{Digest, Sha256};
 use shohin_core::gguf::ReadOptions;
-use shohin_core::model::lora::ADAPTER;
 use shohin_core::model::{LoraAdapter, ModelBytes};
 use shohin_core::{BonsaiModel, ModelConfig};
 use std::path::PathBuf;
@@ -23,8 +22,8 @@ pub(crate) fn open(paths: &[(PathBuf, f32)], config: &ModelConfig) -> Result<Vec
     let _ = config;
     let open = |(path, scale): &(PathBuf, f32)| {
         #[cfg(feature = "convert")]
-        if crate::convert::is_adapter_folder(path) {
-            let bytes = crate::convert::adapter_in_memory(path, config)?;
+        if shohin_convert::is_adapter_folder(path) {
+            let bytes = shohin_convert::adapter_in_memory(path, config)?;
             return Ok(Adapter {
                 file: ModelFile::from_bytes(path.display().to_string(), &bytes)?,
                 scale: *scale,
@@ -40,7 +39,7 @@ pub(crate) fn adapt(model: BonsaiModel<ShardBytes>, adapters: &[Adapter]) -> Res
     let mut model = model;
     // One after another, as errors name the file.
     for Adapter { file, scale } in adapters {
-        let named = |source| Error::Model { name: file.name().into(), source };
+        let named = |source| FileError::Model { name: file.name().into(), source };
         let gguf = file.gguf(&ReadOptions::default())?;
         let adapter = LoraAdapter::from_gguf(&gguf).map_err(named)?;
         model = model.adapt(&[(&adapter, *scale)], ShardBytes::owned).map_err(named)?;
@@ -61,18 +60,5 @@ pub(crate) fn hash(adapters: &[Adapter], hash: &mut Sha256) {
         hash.update(b"adapter");
         hash.update(content.finalize());
         hash.update(scale.to_le_bytes());
-    }
-}
-
-/// Refuses an adapter in the place of a model.
-pub(crate) fn refuse(gguf: &shohin_core::Gguf<'_>) -> shohin_core::Result<()> {
-    let key = "general.type";
-    match gguf.metadata().str(key) {
-        Ok(Some(ADAPTER)) => Err(shohin_core::Error::Unsupported {
-            key: shohin_core::Name::new(key),
-            found: shohin_core::Name::new(ADAPTER),
-            expected: "a model, to which adapters are applied (--lora)",
-        }),
-        _ => Ok(()),
     }
 }

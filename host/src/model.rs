@@ -2,7 +2,7 @@
 
 use crate::cpu::CpuModel;
 use crate::devices::Fallback;
-use crate::error::{Error, Result};
+use crate::error::{Error, FileError, Result};
 use crate::file::ModelFile;
 use crate::lora::Adapter;
 use crate::sequence::Sequence;
@@ -134,7 +134,7 @@ impl Model {
     /// # Errors
     /// [`shohin_core::Error::Unsupported`] if it asks for what is not computed, such as `cls` or `rank`.
     pub fn pooling(&self) -> Result<Pooling> {
-        self.0.pooling.map_err(|source| Error::Model { name: self.0.file.name().into(), source })
+        Ok(self.0.pooling.map_err(|source| FileError::Model { name: self.0.file.name().into(), source })?)
     }
 
     /// The embedding `(hidden)` of a text, of length 1, with the file's [pooling](Model::pooling). See
@@ -318,7 +318,7 @@ impl Model {
     /// Waits until the weights are in the [`WeightCache`](crate::WeightCache), if they are being written there.
     ///
     /// # Errors
-    /// [`Error::Io`] if they could not be written; the model runs all the same.
+    /// [`FileError::Io`] if they could not be written; the model runs all the same.
     pub fn finish_caching(&self) -> Result<()> {
         self.0.cache_writer.as_ref().map_or(Ok(()), CacheWriter::finish)
     }

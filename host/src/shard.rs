@@ -1,25 +1,11 @@
-//! The files of a model: their names, and their bytes while the model runs.
+//! The bytes of a model's files while the model runs.
 
-use crate::map::{Mmap, MmapMut};
 use crate::reader::FileReader;
 use shohin_core::model::ModelBytes;
 use shohin_core::paging::{PagedFile, Paging};
+use shohin_files::{Mmap, MmapMut};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// If a file is named like a part of a model (`name-00001-of-00003.gguf`): the names of all parts, first to
-/// last.
-pub(crate) fn shard_names(name: &str) -> Option<Vec<String>> {
-    let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-    let (stem, no) = stem.rsplit_once('-')?;
-    let number = |digits: &str| {
-        let digits = digits.as_bytes().iter().all(u8::is_ascii_digit).then_some(digits)?;
-        (digits.len() == 5).then(|| digits.parse::<u32>().ok())?
-    };
-    let (no, count) = (number(no)?, number(count)?);
-    let name = |i| format!("{stem}-{i:05}-of-{count:05}.gguf");
-    (1..=count).contains(&no).then(|| (1..=count).map(name).collect())
-}
 
 /// The bytes of a file that hold weights: the mapped file, a writable copy, one in a
 /// [`WeightCache`](crate::WeightCache), or none if weights are read through a window.

@@ -1,16 +1,17 @@
 //! Conversations in files.
 
 use crate::chat::Chat;
-use crate::error::{Error, Result};
+use crate::error::{Error, FileError, Result};
 use crate::file::ModelFile;
 use crate::lora;
 use crate::model::Model;
-use crate::new_file::NewFile;
 use sha2::{Digest, Sha256};
 use shohin_core::KvFormat;
 use shohin_core::cache::{KvShape, blocks_to_rows, rows_to_blocks};
 use shohin_core::chat::PrefixState;
 use shohin_core::chat::snapshot::{self, Extent, Fingerprint, Layout, Origin, Snapshot};
+use shohin_files::failed;
+use shohin_files::new_file::NewFile;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
@@ -121,25 +122,25 @@ impl Chat {
     /// the user may read a new one.
     ///
     /// # Errors
-    /// As [`Chat::snapshot`], and [`Error::Io`].
+    /// As [`Chat::snapshot`], and [`FileError::Io`].
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let bytes = self.snapshot()?;
-        let failed = |source| Error::Io { action: "write", path: path.into(), source };
+        let failed = failed("write", path);
         let mut file = NewFile::private(path).map_err(failed)?;
         file.write_all(&bytes).map_err(failed)?;
-        file.finish().map_err(failed)
+        Ok(file.finish().map_err(failed)?)
     }
 
     /// Goes on with the conversation of a file written by [`Chat::save`], by `shohin chat --session`, or with the state
     /// that the npm package's `snapshot()` gives.
     ///
     /// # Errors
-    /// As [`Chat::restore`], with the name of the file, and [`Error::Io`].
+    /// As [`Chat::restore`], with the name of the file, and [`FileError::Io`].
     pub fn open(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let failed = |source| Error::Io { action: "read", path: path.into(), source };
-        let named = |source| Error::Model { name: path.display().to_string(), source };
+        let failed = failed("read", path);
+        let named = |source| Error::from(FileError::Model { name: path.display().to_string(), source });
         let file = File::open(path).map_err(failed)?;
         let mut bytes = Vec::new();
         // Another file may be larger than memory.

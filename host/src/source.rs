@@ -1,11 +1,12 @@
 //! What a model is loaded from: its file, configuration and adapters.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, FileError, Result};
 use crate::file::ModelFile;
 use crate::lora::{self, Adapter};
 use crate::shard::{Cached, ShardBytes};
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::ReadOptions;
+use shohin_core::model::lora::refuse_adapter;
 use shohin_core::model::{ModelBytes, Split};
 use shohin_core::{BonsaiModel, Gguf, ModelConfig, Pool, Tokenizer};
 use std::path::PathBuf;
@@ -28,9 +29,9 @@ impl<'f> Source<'f> {
         configured: impl FnOnce(ModelConfig) -> Result<ModelConfig>,
         adapters: &[(PathBuf, f32)],
     ) -> Result<Source<'f>> {
-        let named = |source| Error::Model { name: file.name().into(), source };
+        let named = |source| FileError::Model { name: file.name().into(), source };
         let gguf = file.gguf(&read)?;
-        lora::refuse(&gguf).map_err(named)?;
+        refuse_adapter(&gguf).map_err(named)?;
         let config = configured(ModelConfig::from_gguf(&gguf).map_err(named)?)?;
         let adapters = lora::open(adapters, &config)?;
         Ok(Source { file, read, gguf, config, adapters })
@@ -38,7 +39,7 @@ impl<'f> Source<'f> {
 
     /// An error of the file as a whole.
     pub(crate) fn named(&self, source: shohin_core::Error) -> Error {
-        Error::Model { name: self.file.name().into(), source }
+        FileError::Model { name: self.file.name().into(), source }.into()
     }
 
     pub(crate) fn tokenizer(&self) -> shohin_core::Result<Tokenizer<'static>> {

@@ -15,9 +15,8 @@
 //!
 //! The model's files follow as they are in memory, each at a multiple of 4096 bytes.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::file::ModelFile;
-use crate::map::map;
 use crate::shard::{Cached, ShardBytes};
 use crate::threads::ThreadPool;
 use shohin_core::Pool;
@@ -26,6 +25,7 @@ use shohin_core::cpu::repack::specimen;
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::ReadOptions;
 use shohin_core::model::ModelBytes;
+use shohin_files::{advise_large_pages, failed, map_file};
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::fs::{self, File, Metadata};
@@ -185,10 +185,8 @@ impl Entry {
     pub(crate) fn open(&self, pool: &ThreadPool) -> Option<Vec<Cached>> {
         let file = File::open(&self.path).ok()?;
         // No program changes a cache file once it has its name.
-        let map = map(&file).ok()?;
-        // Kernels that cannot map files in large pages ignore it.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
+        let map = map_file(&file).ok()?;
+        advise_large_pages(&map);
         let (ranges, sums) = self.read_header(&map)?;
         let blocks = ranges.iter().flat_map(|range| map[range.clone()].chunks(BLOCK));
         let blocks: Vec<(&[u8], u32)> = blocks.zip(sums).collect();
@@ -304,11 +302,7 @@ impl CacheWriter {
             Some(thread) => thread.and_then(|thread| thread.join().unwrap_or_else(stopped)),
             None => Ok(()),
         };
-        written.map_err(|source| Error::Io {
-            action: "keep the repacked weights in",
-            path: self.path.clone(),
-            source,
-        })
+        Ok(written.map_err(failed("keep the repacked weights in", &self.path))?)
     }
 }
 

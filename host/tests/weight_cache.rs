@@ -4,7 +4,7 @@
 use shohin::core::Format;
 use shohin::core::cpu::Isa;
 use shohin::core::cpu::repack::repacks;
-use shohin::{Builder, Error, Model, WeightCache};
+use shohin::{Builder, Error, FileError, Model, WeightCache};
 use shohin_tests::model;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -223,6 +223,6 @@ fn a_cache_that_cannot_be_written_is_reported() {
     let Some((dir, path)) = one_bit("unwritable") else { return };
     fs::write(dir.path("cache"), "a file where a directory should be").unwrap();
     let model = builder().weight_cache(dir.cache()).load(&path).unwrap();
-    assert!(matches!(model.finish_caching(), Err(Error::Io { .. })));
+    assert!(matches!(model.finish_caching(), Err(Error::File(FileError::Io { .. }))));
     assert_eq!(logits(&model), logits(&builder().load(&path).unwrap()));
 }

@@ -1,7 +1,9 @@
 //! The workspace's packages by name.
 
+pub(crate) const CONVERT: &str = "shohin-convert";
 pub(crate) const CORE: &str = "shohin-core";
 pub(crate) const CUDA: &str = "shohin-cuda";
+pub(crate) const FILES: &str = "shohin-files";
 pub(crate) const GPU: &str = "shohin-gpu";
 pub(crate) const METAL: &str = "shohin-metal";
 pub(crate) const HOST: &str = "shohin";

@@ -44,6 +44,22 @@ const ALIGNMENT: usize = 64;
 /// Names of the buffers between two factors, `(rows, r)`.
 const BETWEEN: [&str; MAX_OUTPUTS] = ["lora 0", "lora 1", "lora 2", "lora 3"];
 
+/// Refuses an adapter in the place of a model.
+///
+/// # Errors
+/// [`Error::Unsupported`].
+pub fn refuse_adapter(gguf: &Gguf<'_>) -> Result<()> {
+    let key = "general.type";
+    match gguf.metadata().str(key) {
+        Ok(Some(ADAPTER)) => Err(error!(Unsupported {
+            key: Name::new(key),
+            found: Name::new(ADAPTER),
+            expected: "a model, to which adapters are applied (--lora)",
+        })),
+        _ => Ok(()),
+    }
+}
+
 /// What an adapter's metadata says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoraConfig<'g> {

@@ -1,0 +1,571 @@
+//! `shohin train`: a model that learns from texts or conversations.
+
+mod chart;
+
+use crate::convert::of_options;
+use crate::error::{CliError, Context, Result, file_error};
+use crate::input::{place, read_text};
+use crate::model::{FileArgs, TrainEngineArgs};
+use crate::progress;
+use crate::terminal::{self, CtrlC, bytes, count, remark, short};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use shohin::Model;
+use shohin::train::{
+    Base, Checkpoints, Corpus, Loss, Method, Optimizer, Order, Schedule, StepReport, TrainOptions, Training,
+    WeightKind,
+};
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Train a model on texts, conversations or tokens
+///
+/// The weights of the model, in any format, become floats that are trained; the result is a GGUF file, a Hugging Face folder, or
+/// a checkpoint, by the name of OUT. With --weights ternary or 1bit, what is multiplied while training is quantized, and the
+/// file has exactly these weights. Results do not depend on the number of threads.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin train --text notes.txt --out notes.gguf --steps 200
+  shohin train -m smollm2-135m.gguf --chats support.jsonl --epochs 3 --lr 2e-5 --schedule cosine:20 --out support.gguf
+  shohin train --text stories.txt --weights ternary --lr 1e-3 --steps 5000 --save-every 500 --out stories.gguf
+  shohin train --text stories.txt --weights ternary --lr 1e-3 --steps 5000 --save-every 500 --out stories.gguf --resume
+  shohin train -m big.gguf --chats support.jsonl --dry-run --out big-support.gguf --checkpoint every
+
+A line of --chats is one conversation, of which the assistant's messages are learned:
+  {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Hello.\"}]}")]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    data: DataArgs,
+    #[command(flatten)]
+    out: OutArgs,
+    #[command(flatten)]
+    what: WhatArgs,
+    #[command(flatten)]
+    step: StepArgs,
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(flatten)]
+    file: FileArgs,
+    #[command(flatten)]
+    engine: TrainEngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Data")]
+struct DataArgs {
+    /// Learn a text, of which rows are cut anywhere; "-" is standard input. Control tokens in it, such as <|endoftext|>
+    /// between documents, are control tokens
+    #[arg(long, value_name = "FILE", group = "data")]
+    text: Option<PathBuf>,
+    /// Learn the assistant's replies in conversations, one JSON object a line
+    #[arg(long, value_name = "FILE", group = "data")]
+    chats: Option<PathBuf>,
+    /// Learn token ids: whole numbers of 32 bits, little-endian, one after another
+    #[arg(long, value_name = "FILE", group = "data")]
+    tokens: Option<PathBuf>,
+    /// Measure the loss of this file, of the same kind, before and after training, too
+    #[arg(long, value_name = "FILE")]
+    valid: Option<PathBuf>,
+    /// Measure it every N steps
+    #[arg(long, value_name = "N", requires = "valid", value_parser = clap::value_parser!(u64).range(1..))]
+    valid_every: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+struct OutArgs {
+    /// What to write: a GGUF file by its extension, a checkpoint (.oxck), or else a Hugging Face folder
+    #[arg(short, long, value_name = "OUT")]
+    out: PathBuf,
+    /// Replace OUT if it exists; without this, it is an error (exit code 2)
+    #[arg(short, long)]
+    force: bool,
+    /// Write one JSON object a step: step, loss, grad_norm, lr, tokens, tokens_per_second
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Write a chart of the losses
+    #[arg(long, value_name = "FILE.svg")]
+    svg: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum MethodName {
+    Full,
+    Norms,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WeightName {
+    F32,
+    Ternary,
+    #[value(name = "1bit")]
+    OneBit,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "What is trained")]
+struct WhatArgs {
+    /// All weights, or those of the norms
+    #[arg(long, value_name = "METHOD", default_value = "full")]
+    method: MethodName,
+    /// Matrices of floats, or quantized while they are trained, in groups of 128
+    #[arg(long, value_name = "KIND", default_value = "f32")]
+    weights: WeightName,
+    /// Begin with the weights of a checkpoint
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
+    init: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Steps")]
+struct StepArgs {
+    /// Rows of a step
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    rows: usize,
+    /// Tokens of a row; a conversation must fit into one [default: 256, or the model's context if smaller]
+    #[arg(long, value_name = "N")]
+    row_tokens: Option<usize>,
+    /// Number of steps [default: 100]
+    #[arg(long, value_name = "N", conflicts_with = "epochs", value_parser = clap::value_parser!(u64).range(1..))]
+    steps: Option<u64>,
+    /// Times that everything is learned
+    #[arg(long, value_name = "X", value_parser = positive)]
+    epochs: Option<f64>,
+    /// Divide the rows of a step into N micro-batches: less memory, the same step
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    accumulate: usize,
+    /// Order of rows: shuffled or sequential
+    #[arg(long, value_name = "ORDER", default_value = "shuffled", value_parser = str::parse::<Order>)]
+    order: Order,
+    /// Number that the order follows from
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Optimizer: sgd, adam or adamw
+    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = str::parse::<Optimizer>)]
+    optimizer: Optimizer,
+    /// The highest learning rate
+    #[arg(long, value_name = "RATE", default_value = "1e-4", value_parser = positive)]
+    lr: f64,
+    /// Decay of the optimizer's averages of gradients and of their squares [default: 0.9,0.95]
+    #[arg(long, value_name = "B1,B2", value_parser = pair)]
+    betas: Option<[f64; 2]>,
+    /// Added to the root of the average of squares [default: 1e-8]
+    #[arg(long, value_name = "EPS", value_parser = positive)]
+    eps: Option<f64>,
+    /// Decay of the weights of matrices [default: 0.1 with adamw]
+    #[arg(long, value_name = "DECAY", value_parser = not_negative)]
+    weight_decay: Option<f64>,
+    /// The largest norm of all gradients together; 0 for none
+    #[arg(long, value_name = "NORM", default_value = "1", value_parser = not_negative)]
+    clip: f64,
+    /// The largest magnitude of a gradient
+    #[arg(long, value_name = "VALUE", value_parser = positive)]
+    clip_value: Option<f64>,
+    /// How the learning rate changes: constant, cosine, linear, hold, onecycle, plateau, polynomial or cyclic, with
+    /// parameters after colons
+    #[arg(long, value_name = "SCHEDULE", default_value = "constant", value_parser = str::parse::<Schedule>)]
+    schedule: Schedule,
+    /// What is minimized: cross-entropy[:SMOOTHING], focal:GAMMA, or with --teacher kl, distillation:T:HARD, mse, huber:DELTA
+    #[arg(long, value_name = "LOSS", default_value = "cross-entropy", value_parser = str::parse::<Loss>)]
+    loss: Loss,
+    /// Learn what this model, with the same vocabulary, predicts
+    #[arg(long, value_name = "MODEL")]
+    teacher: Option<PathBuf>,
+    /// Activations that are kept: none is recomputed with "none"; every, nth:N, sqrt; or as many as fit into BYTES (500M)
+    #[arg(long, value_name = "STRATEGY", default_value = "none", value_parser = str::parse::<Checkpoints>)]
+    checkpoint: Checkpoints,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Run")]
+struct RunArgs {
+    /// End when the loss of a step is at most this
+    #[arg(long, value_name = "LOSS", value_parser = positive)]
+    stop_at: Option<f64>,
+    /// Write a checkpoint beside OUT, with the extension .oxck, every N steps
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    save_every: Option<u64>,
+    /// Go on from a checkpoint [default: the one beside OUT]; weights and options must be those it was made with
+    #[arg(long, value_name = "CHECKPOINT", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    resume: Option<PathBuf>,
+    /// Print the memory that the training takes, and train nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+fn positive(text: &str) -> std::result::Result<f64, &'static str> {
+    text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0).ok_or("expected a number over 0")
+}
+
+fn not_negative(text: &str) -> std::result::Result<f64, &'static str> {
+    text.parse().ok().filter(|x: &f64| x.is_finite() && *x >= 0.0).ok_or("expected a number of at least 0")
+}
+
+fn pair(text: &str) -> std::result::Result<[f64; 2], &'static str> {
+    let beta = |text: &str| text.trim().parse().ok().filter(|x: &f64| (0.0..1.0).contains(x));
+    let betas = text.split_once(',').and_then(|(a, b)| Some([beta(a)?, beta(b)?]));
+    betas.ok_or("expected two numbers from 0 to 1, as in 0.9,0.95")
+}
+
+/// What a training did.
+#[derive(Default)]
+struct History {
+    losses: Vec<(u64, f64)>,
+    valid: Vec<(u64, f64)>,
+    seconds: f64,
+    tokens: u64,
+}
+
+pub(crate) fn run(args: &TrainArgs) -> Result {
+    check_out(args)?;
+    let model = args.engine.load(&args.file)?;
+    let corpus = args.data.corpus(&model)?;
+    let valid = args.data.valid.as_deref().map(|path| args.data.read(&model, path)).transpose()?;
+    let options = args.options(&model, &corpus)?;
+    let base = Training::base(&model)?;
+    let teacher = args.teacher()?;
+    let mut training = Training::new(&base, options)?;
+    if let Some(teacher) = &teacher {
+        training.teach_by(teacher)?;
+    }
+    if let Some(path) = &args.what.init {
+        training.init_from(path)?;
+    }
+    if let Some(path) = &args.run.resume {
+        let path = if path.as_os_str().is_empty() { args.checkpoint() } else { path.clone() };
+        training.resume(&path)?;
+        remark(format_args!("(resumed from step {})", training.progress().step));
+    }
+    if args.run.dry_run {
+        return dry_run(args, &training, &corpus);
+    }
+    let mut history = History::default();
+    let interrupted = args.train(&mut training, &corpus, valid.as_ref(), &mut history)?;
+    if interrupted {
+        let path = args.checkpoint();
+        training.checkpoint(&path)?;
+        remark(format_args!("saved {}; the same command with --resume goes on from it", path.display()));
+        return Err(CliError::Interrupted);
+    }
+    args.save(&training)?;
+    report(args, &training, &history)
+}
+
+/// Refuses what cannot be written before anything is computed.
+fn check_out(args: &TrainArgs) -> Result {
+    let out = &args.out.out;
+    if out == Path::new("-") {
+        return Err(CliError::usage("--out: expected the name of a file, found -, which would be standard output"));
+    }
+    if out.exists() && !args.out.force && !args.run.dry_run {
+        return Err(CliError::usage(format_args!("{} exists; replace it with --force", out.display())));
+    }
+    match out.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+            Err(CliError::usage(format_args!("--out: {} is no folder", folder.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl DataArgs {
+    fn corpus(&self, model: &Model) -> Result<Corpus> {
+        let file = [&self.text, &self.chats, &self.tokens].into_iter().flatten().next();
+        match file {
+            Some(path) => self.read(model, path),
+            None => Err(CliError::usage("expected --text, --chats or --tokens with a file to learn from")),
+        }
+    }
+
+    /// A file of the same kind as the data.
+    fn read(&self, model: &Model, path: &Path) -> Result<Corpus> {
+        let corpus = if self.tokens.is_some() {
+            let bytes = std::fs::read(path).map_err(|error| file_error("read", path, &error))?;
+            let (words, rest) = bytes.as_chunks::<4>();
+            if !rest.is_empty() {
+                return Err(CliError::new(format_args!(
+                    "{}: expected whole numbers of 4 bytes, found {} bytes",
+                    place(path),
+                    bytes.len()
+                )));
+            }
+            Corpus::tokens(model, words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+        } else {
+            let text = read_text(path)?;
+            match self.chats {
+                Some(_) => Corpus::chats(model, &text),
+                None => Corpus::text(model, &text),
+            }
+        };
+        corpus.context(place(path))
+    }
+}
+
+impl TrainArgs {
+    fn options(&self, model: &Model, corpus: &Corpus) -> Result<TrainOptions> {
+        let step = &self.step;
+        if step.loss.needs_teacher() != step.teacher.is_some() {
+            return Err(CliError::usage(match step.teacher {
+                None => format!("--loss {} needs --teacher", step.loss),
+                Some(_) => format!("--teacher: --loss {} has no use for one; distillation:2:0.5 has", step.loss),
+            }));
+        }
+        let longest = model.config().max_context_length;
+        let row_tokens = step.row_tokens.unwrap_or(256.min(longest));
+        let optimizer = optimizer(step)?;
+        let mut options = TrainOptions {
+            method: match self.what.method {
+                MethodName::Full => Method::Full,
+                MethodName::Norms => Method::Norms,
+            },
+            weights: match self.what.weights {
+                WeightName::F32 => WeightKind::F32,
+                WeightName::Ternary => WeightKind::Ternary,
+                WeightName::OneBit => WeightKind::OneBit,
+            },
+            rows: step.rows,
+            row_tokens,
+            steps: step.steps.unwrap_or(100),
+            accumulate: step.accumulate,
+            order: step.order,
+            seed: step.seed,
+            optimizer,
+            learning_rate: step.lr,
+            schedule: step.schedule,
+            clip_norm: Some(step.clip).filter(|norm| *norm > 0.0),
+            clip_value: step.clip_value.map(|value| value as f32),
+            loss: step.loss,
+            checkpoints: step.checkpoint,
+            ..TrainOptions::new()
+        };
+        if let Some(epochs) = step.epochs {
+            options.steps = corpus.steps(&options, epochs)?;
+        }
+        Ok(options)
+    }
+
+    fn teacher(&self) -> Result<Option<Base>> {
+        let Some(path) = &self.step.teacher else { return Ok(None) };
+        let file = FileArgs { model: Some(path.clone()), ..self.file.clone() };
+        let model = self.engine.load(&file)?;
+        Ok(Some(Training::base(&model)?))
+    }
+
+    /// The checkpoint beside what is written.
+    fn checkpoint(&self) -> PathBuf {
+        self.out.out.with_extension("oxck")
+    }
+
+    /// Trains to the end; returns whether it was interrupted.
+    fn train(
+        &self,
+        training: &mut Training<'_>,
+        corpus: &Corpus,
+        valid: Option<&Corpus>,
+        history: &mut History,
+    ) -> Result<bool> {
+        let mut log = match &self.out.log {
+            Some(path) => Some(BufWriter::new(log_file(path, self.run.resume.is_some())?)),
+            None => None,
+        };
+        let steps = training.options().steps;
+        let bar = progress::training(steps);
+        bar.set_position(training.progress().step);
+        let ctrl_c = CtrlC::listen();
+        let start = Instant::now();
+        let first = training.progress().tokens;
+        if let Some(valid) = valid {
+            history.valid.push((training.progress().step, training.evaluate(valid)?));
+        }
+        while !training.is_done() && !ctrl_c.pressed() {
+            let begin = Instant::now();
+            let before = training.progress().tokens;
+            let report = training.step(corpus)?;
+            let rate = (report.tokens - before) as f64 / begin.elapsed().as_secs_f64();
+            history.losses.push((report.step, report.loss));
+            bar.set_position(report.step);
+            bar.set_message(line(&report, rate));
+            if let Some(log) = &mut log {
+                write_log(log, &report, rate)?;
+            }
+            let every = |n: Option<u64>| n.is_some_and(|n| report.step.is_multiple_of(n));
+            let stops = self.run.stop_at.is_some_and(|loss| report.loss <= loss);
+            if every(self.data.valid_every)
+                && let Some(valid) = valid
+                && report.step < steps
+            {
+                let loss = training.evaluate(valid)?;
+                training.plateau(loss);
+                history.valid.push((report.step, loss));
+            }
+            if every(self.run.save_every) {
+                training.checkpoint(self.checkpoint())?;
+            }
+            if stops {
+                break;
+            }
+        }
+        let interrupted = ctrl_c.pressed();
+        if let Some(valid) = valid.filter(|_| !interrupted) {
+            history.valid.push((training.progress().step, training.evaluate(valid)?));
+        }
+        bar.finish_and_clear();
+        history.seconds = start.elapsed().as_secs_f64();
+        history.tokens = training.progress().tokens - first;
+        if let Some(mut log) = log {
+            log.flush()?;
+        }
+        Ok(interrupted)
+    }
+
+    fn save(&self, training: &Training<'_>) -> Result {
+        let (out, force) = (&self.out.out, self.out.force);
+        let is = |extension: &str| out.extension().is_some_and(|found| found.eq_ignore_ascii_case(extension));
+        let saved = match () {
+            () if is("gguf") => training.save(out, force),
+            () if is("oxck") => training.checkpoint(out),
+            () => training.save_folder(out, force),
+        };
+        saved.map_err(of_options)
+    }
+}
+
+/// The optimizer with the parameters of the options.
+fn optimizer(step: &StepArgs) -> Result<Optimizer> {
+    let mut optimizer = step.optimizer;
+    match &mut optimizer {
+        Optimizer::Adam { betas, eps, weight_decay } | Optimizer::AdamW { betas, eps, weight_decay } => {
+            *betas = step.betas.unwrap_or(*betas);
+            *eps = step.eps.unwrap_or(*eps);
+            *weight_decay = step.weight_decay.unwrap_or(*weight_decay);
+        }
+        Optimizer::Sgd { weight_decay, .. } if step.betas.is_none() && step.eps.is_none() => {
+            *weight_decay = step.weight_decay.unwrap_or(*weight_decay);
+        }
+        other => {
+            return Err(CliError::usage(format_args!(
+                "--betas and --eps: expected --optimizer adam or adamw, found {other}"
+            )));
+        }
+    }
+    Ok(optimizer)
+}
+
+fn log_file(path: &Path, append: bool) -> Result<File> {
+    let file = match append {
+        true => File::options().append(true).create(true).open(path),
+        false => File::create(path),
+    };
+    file.map_err(|error| file_error("write", path, &error))
+}
+
+fn line(report: &StepReport, rate: f64) -> String {
+    format!("loss {:.4}  lr {:.1e}  {} tokens/s", report.loss, report.learning_rate, short(rate))
+}
+
+fn write_log(log: &mut impl Write, report: &StepReport, rate: f64) -> Result {
+    let object = json!({
+        "step": report.step,
+        "loss": report.loss,
+        "grad_norm": report.grad_norm,
+        "lr": report.learning_rate,
+        "tokens": report.tokens,
+        "tokens_per_second": terminal::round(rate),
+    });
+    writeln!(log, "{object}")?;
+    Ok(())
+}
+
+/// What the training would take.
+fn dry_run(args: &TrainArgs, training: &Training<'_>, corpus: &Corpus) -> Result {
+    let (memory, options) = (training.memory(), training.options());
+    let mut out = io::stdout().lock();
+    let parts = [
+        ("masters", memory.masters),
+        ("gradients", memory.gradients),
+        ("moments", memory.moments),
+        ("activations", memory.step.activations),
+        ("logits", memory.step.logits),
+        ("workers", memory.step.workers),
+        ("angles", memory.step.angles),
+    ];
+    if args.out.json {
+        let parts: serde_json::Map<String, _> =
+            parts.iter().map(|(name, n)| ((*name).to_string(), json!(n))).collect();
+        let object = json!({
+            "trained": training.num_trained(),
+            "steps": options.steps,
+            "rows": options.rows,
+            "row_tokens": options.row_tokens,
+            "corpus_tokens": corpus.len(),
+            "learned_tokens": corpus.learned(),
+            "memory": parts,
+            "total": memory.total(),
+        });
+        writeln!(out, "{object:#}")?;
+        return Ok(());
+    }
+    let steps = format!("{} of {} rows of {} tokens", options.steps, options.rows, options.row_tokens);
+    let items = corpus.items(options.row_tokens);
+    let mut rows = vec![
+        ["trained".into(), format!("{} weights", count(training.num_trained()))],
+        ["data".into(), format!("{} tokens, {} learned", count(corpus.len() as u64), count(corpus.learned() as u64))],
+        ["steps".into(), format!("{steps}; an epoch has {items} rows or conversations")],
+    ];
+    rows.extend(parts.map(|(name, n)| [name.to_string(), bytes(n)]));
+    rows.push(["memory".into(), format!("{}, beside the model's file", bytes(memory.total()))]);
+    let rows: Vec<Vec<String>> = rows.into_iter().map(Vec::from).collect();
+    Ok(terminal::table(&mut out, &rows, &[false, false])?)
+}
+
+fn report(args: &TrainArgs, training: &Training<'_>, history: &History) -> Result {
+    if let Some(path) = &args.out.svg {
+        chart::svg(path, &history.losses, &history.valid)
+            .map_err(|problem| CliError::new(format_args!("cannot write {}: {problem}", path.display())))?;
+    }
+    let (first, last) = (history.losses.first(), history.losses.last());
+    let (valid_before, valid_after) = (history.valid.first(), history.valid.last());
+    let rate = history.tokens as f64 / history.seconds;
+    let mut out = io::stdout().lock();
+    if args.out.json {
+        let loss = |point: Option<&(u64, f64)>| point.map(|(_, loss)| *loss);
+        let object = json!({
+            "out": args.out.out.display().to_string(),
+            "steps": training.progress().step,
+            "tokens": training.progress().tokens,
+            "loss": { "first": loss(first), "last": loss(last) },
+            "valid": { "before": loss(valid_before), "after": loss(valid_after) },
+            "seconds": terminal::round(history.seconds),
+            "tokens_per_second": terminal::round(rate),
+        });
+        writeln!(out, "{object:#}")?;
+        return Ok(());
+    }
+    if io::stdout().is_terminal() {
+        chart::terminal(&mut out, &history.losses, &history.valid)?;
+    }
+    let arrow = |from: Option<&(u64, f64)>, to: Option<&(u64, f64)>| match (from, to) {
+        (Some((_, from)), Some((_, to))) => format!("{from:.4} -> {to:.4} nats per token"),
+        _ => "-".into(),
+    };
+    let mut rows = vec![["loss of a step".to_string(), arrow(first, last)]];
+    if valid_before.is_some() {
+        rows.push(["loss of --valid".into(), arrow(valid_before, valid_after)]);
+    }
+    rows.push(["steps".into(), training.progress().step.to_string()]);
+    rows.push([
+        "tokens".into(),
+        format!("{}, {} tokens/s", count(training.progress().tokens), short(rate)),
+    ]);
+    rows.push(["time".into(), format!("{} s", short(history.seconds))]);
+    rows.push(["written".into(), args.out.out.display().to_string()]);
+    let rows: Vec<Vec<String>> = rows.into_iter().map(Vec::from).collect();
+    terminal::table(&mut out, &rows, &[false, false])?;
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! Converting a Hugging Face folder (`config.json`, `tokenizer.json` and safetensors, also as MLX packs them, or ONNX)
+//! or a GGUF file to a GGUF file with weights in any format, or back to a folder.
+//!
+//! Weights are mapped, converted a few rows at a time on all cores and written as they are ready, so that memory does
+//! not depend on the size of the model. The file appears under its name when it is complete.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod error;
+mod file_type;
+mod float8;
+mod folder;
+mod grouped;
+mod json;
+mod kind;
+mod names;
+mod onnx;
+mod options;
+mod output;
+mod peft;
+mod plan;
+mod pooling;
+mod protobuf;
+mod report;
+mod rules;
+mod source;
+mod stored;
+mod tensor;
+mod to_folder;
+mod to_gguf;
+mod tokenizer;
+
+pub use error::{ConvertError, Error, Result};
+pub use file_type::{FileType, Int8, Mix};
+pub use kind::{is_adapter_folder, is_folder};
+pub use options::ConvertOptions;
+#[doc(hidden)]
+pub use output::new_file;
+pub use peft::{adapter_in_memory, convert_adapter};
+pub use report::{Converted, ConvertedTensor};
+pub use rules::TensorRule;
+pub use shohin_files::Error as FileError;
+pub use source::in_memory;
+pub use to_folder::convert_to_folder;
+pub use to_gguf::convert;

@@ -1,0 +1,227 @@
+//! A GGUF file to be: its header, and where its tensors come from.
+
+use crate::config::Config;
+use crate::error::{ConvertError, Error, Result};
+use crate::file_type::{FileType, Layers};
+use crate::folder::Folder;
+use crate::options::ConvertOptions;
+use crate::report::ConvertedTensor;
+use crate::rules::{TensorRule, choose};
+use crate::tensor::{self, Tensor, is_router};
+use crate::{pooling, tokenizer};
+use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, ReadOptions, Value};
+use shohin_core::model::lora;
+use shohin_core::{Format, ModelConfig, Tokenizer};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::thread;
+
+/// A GGUF file to be.
+pub(crate) struct Plan<'f> {
+    source: &'f Path,
+    header: Vec<u8>,
+    body: GgufBody,
+    /// In the order of the file.
+    tensors: Vec<(Tensor<'f>, Format)>,
+}
+
+/// Metadata that depend on the formats of tensors.
+const VERSION: &str = "general.quantization_version";
+const FILE_TYPE: &str = "general.file_type";
+
+impl<'f> Plan<'f> {
+    pub(crate) fn of_folder(folder: &'f Folder, options: &ConvertOptions) -> Result<Self> {
+        let mut w = GgufWriter::new();
+        let mut config = folder.config().at(Config::read(&folder.config().root, &mut w))?;
+        pooling::write(folder, config.architecture.name, &mut w)?;
+        tokenizer::write(folder, config.vocab, &mut w)?;
+        let modules = folder.modules(&mut config)?;
+        let tensors = tensor::of_modules(&config, modules).and_then(|tensors| {
+            let embedding = tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
+            let expected = [config.vocab as usize, config.hidden as usize];
+            match embedding.map(|tensor| [tensor.rows, tensor.cols]).filter(|shape| *shape != expected) {
+                None => Ok(tensors),
+                Some(shape) => {
+                    let problem =
+                        format!("has the shape {shape:?}, but vocab_size and hidden_size are {expected:?}");
+                    Err(ConvertError::tensor("model.embed_tokens.weight", problem))
+                }
+            }
+        });
+        let plan = tensors.and_then(|tensors| {
+            w.set("general.name", folder.name().as_str())?;
+            Plan::new(folder.source(), w, tensors, options, None).map_err(tokenizer::of_folder)
+        });
+        folder.at(plan)
+    }
+
+    pub(crate) fn of_gguf(source: &'f Path, gguf: &Gguf<'f>, options: &ConvertOptions) -> Result<Self> {
+        let plan = || {
+            lora::refuse_adapter(gguf)?;
+            let mut w = GgufWriter::new();
+            // The parts of a model become one file.
+            let others = |key: &str| ![VERSION, FILE_TYPE].contains(&key) && !key.starts_with("split.");
+            for (key, value) in gguf.metadata().iter().filter(|(key, _)| others(key)) {
+                w.set(key, value)?;
+            }
+            let keeps_types = options.file_type.is_none() && options.rules.is_empty();
+            let file_type = gguf.metadata().get(FILE_TYPE).filter(|_| keeps_types);
+            Plan::new(source, w, tensor::of_gguf(gguf)?, options, file_type)
+        };
+        plan().map_err(|error: ConvertError| error.at(source))
+    }
+
+    /// `file_type` is written where the formats of tensors have no number of their own.
+    fn new(
+        source: &'f Path,
+        mut w: GgufWriter,
+        tensors: Vec<Tensor<'f>>,
+        options: &ConvertOptions,
+        file_type: Option<Value<'f>>,
+    ) -> Result<Self, ConvertError> {
+        let is_unmatched = |rule: &&TensorRule| !tensors.iter().any(|tensor| rule.matches(&tensor.name));
+        if let Some(rule) = options.rules.iter().find(is_unmatched) {
+            return Err(ConvertError::Unmatched { pattern: rule.pattern().into() });
+        }
+        let model = Layers::of(tensors.iter().map(|tensor| tensor.name.as_str()));
+        let choose = |mut tensor: Tensor<'f>| {
+            let (format, int8) = choose(&tensor, options.file_type, &options.rules, &model)?;
+            if let Some(int8) = int8 {
+                tensor.share_scale(int8)?;
+            }
+            Ok((tensor, format))
+        };
+        let tensors: Vec<_> = tensors.into_iter().map(choose).collect::<Result<_, ConvertError>>()?;
+        one_format_for_each_id(&tensors)?;
+        // The mark by which its readers tell this layout of id 42 from the others.
+        if tensors.iter().any(|(_, format)| *format == Format::Tq2_0G128) {
+            w.set(VERSION, "TQ2_0_G128")?;
+        } else {
+            w.set(VERSION, 2u32)?;
+        }
+        let common = options.file_type.or_else(|| {
+            let is_float = |tensor: &Tensor<'_>| tensor.vector || is_router(&tensor.name);
+            let mut formats =
+                tensors.iter().filter(|(tensor, _)| !is_float(tensor)).map(|(_, format)| *format);
+            let first = formats.next()?;
+            formats.all(|format| format == first).then_some(FileType::All(first))
+        });
+        if let Some(value) = common.and_then(FileType::id).map(Value::from).or(file_type) {
+            w.set(FILE_TYPE, value)?;
+        }
+        for (tensor, format) in &tensors {
+            let dims: Vec<u64> = tensor.shape().iter().rev().map(|dim| *dim as u64).collect();
+            w.tensor(&tensor.name, if tensor.vector { &dims[..1] } else { &dims }, *format)?;
+        }
+        let (header, body) = (w.header()?, w.body());
+        let plan = Plan { source, header, body, tensors };
+        plan.check()?;
+        Ok(plan)
+    }
+
+    /// Checks that this library would load the file, and find in it what is planned: nothing has been written yet.
+    fn check(&self) -> Result<(), ConvertError> {
+        let mut stream = GgufStream::new(self.len(), ReadOptions::default());
+        stream.push(&self.header, &mut |_| Ok(()))?;
+        let (expected, found) = (self.len(), self.header.len() as u64);
+        let incomplete = shohin_core::Error::Length { what: "header", expected, found };
+        let header = stream.header()?.ok_or(incomplete)?;
+        // An id may mean several formats, of which readers choose one by the rest of the header.
+        for ((tensor, format), info) in self.tensors.iter().zip(header.tensors()) {
+            let len = (tensor.rows * tensor.row_bytes(*format)) as u64;
+            if (info.name(), info.format(), info.len()) != (tensor.name.as_str(), Some(*format), len) {
+                let problem = format!(
+                    "would be read as {} bytes of {}, expected {len} of {}",
+                    info.len(),
+                    info.type_name(),
+                    format.name()
+                );
+                return Err(ConvertError::tensor(&tensor.name, problem));
+            }
+        }
+        ModelConfig::from_header(&header)?.program().bind(&header)?;
+        Tokenizer::from_metadata(header.metadata())?;
+        Ok(())
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn len(&self) -> u64 {
+        self.header.len() as u64 + self.body.len()
+    }
+
+    /// Passes the bytes of the file to `out`, piece by piece.
+    pub(crate) fn write(&self, mut out: impl FnMut(&[u8]) -> Result<()>) -> Result<Vec<ConvertedTensor>> {
+        out(&self.header)?;
+        let mut body = self.body.clone();
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        let mut piece = Vec::new();
+        let mut report = Vec::new();
+        for (tensor, format) in &self.tensors {
+            let row_bytes = tensor.row_bytes(*format);
+            let mut squares = [0.0; 2];
+            let most = tensor.share() * workers;
+            for first in (0..tensor.rows).step_by(most) {
+                piece.resize(most.min(tensor.rows - first) * row_bytes, 0);
+                let sums = tensor.write(first, *format, &mut piece).map_err(|error| error.at(self.source))?;
+                squares = [squares[0] + sums[0], squares[1] + sums[1]];
+                body.push(&piece, |bytes| out(bytes).map_err(Stopped::Out)).map_err(
+                    |stopped| match stopped {
+                        Stopped::Out(error) => error,
+                        Stopped::Body(error) => error.at(self.source),
+                    },
+                )?;
+            }
+            report.push(tensor.report(&tensor.name, *format, squares));
+        }
+        body.finish().map_err(|error| ConvertError::from(error).at(self.source))?;
+        Ok(report)
+    }
+}
+
+/// What ends the writing of a body.
+enum Stopped {
+    Out(Error),
+    Body(ConvertError),
+}
+
+impl From<shohin_core::Error> for Stopped {
+    fn from(error: shohin_core::Error) -> Self {
+        Stopped::Body(error.into())
+    }
+}
+
+/// Refuses formats that GGUF tells apart only by a mark for the whole file.
+fn one_format_for_each_id(tensors: &[(Tensor<'_>, Format)]) -> Result<(), ConvertError> {
+    let mut first: BTreeMap<u32, &(Tensor<'_>, Format)> = BTreeMap::new();
+    for planned in tensors {
+        let (tensor, format) = planned;
+        let (other, known) = first.entry(format.gguf_id()).or_insert(planned);
+        if known != format {
+            let tensors = [other.name.clone(), tensor.name.clone()];
+            return Err(ConvertError::SameId { tensors, formats: [*known, *format] });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As if the id of a tensor's format were read as another one.
+    #[test]
+    fn a_header_that_would_be_read_as_another_format_is_refused() {
+        let source = Path::new("sprout-nano.gguf");
+        let gguf = Gguf::parse(include_bytes!("../../models/sprout-nano.gguf")).unwrap();
+        let mut plan = Plan::of_gguf(source, &gguf, &ConvertOptions::new()).unwrap();
+        plan.check().unwrap();
+        let matrix = plan.tensors.iter_mut().find(|(tensor, _)| !tensor.vector).unwrap();
+        let read = matrix.1;
+        matrix.1 = Format::Tq2_0G128;
+        let name = matrix.0.name.clone();
+        let error = plan.check().unwrap_err().to_string();
+        assert!(error.contains(&format!("tensor {name} would be read as ")), "{error}");
+        assert!(error.contains(&format!("bytes of {}, expected ", read.name())), "{error}");
+        assert!(error.ends_with(" of TQ2_0_G128"), "{error}");
+    }
+}

@@ -1,0 +1,58 @@
+//! The tensors of safetensors files.
+
+use crate::error::{ConvertError, Result};
+use safetensors::tensor::{Dtype, SafeTensors};
+use shohin_core::Format;
+use shohin_files::Mmap;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A tensor as stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stored<'f> {
+    pub(crate) dtype: Dtype,
+    /// Rows and columns; one row for a vector.
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) vector: bool,
+    pub(crate) data: &'f [u8],
+}
+
+/// All tensors by name.
+pub(crate) fn stored(shards: &[(PathBuf, Mmap)]) -> Result<BTreeMap<String, Stored<'_>>> {
+    let mut all = BTreeMap::new();
+    for (path, map) in shards {
+        let refused = |error: ConvertError| error.at(path);
+        let file = SafeTensors::deserialize(map)
+            .map_err(|error| refused(ConvertError::SafeTensors { problem: error.to_string() }))?;
+        for (name, view) in file.iter() {
+            let (rows, cols) = match *view.shape() {
+                [cols] => (1, cols),
+                [rows, cols] => (rows, cols),
+                _ => {
+                    let problem = format!("has the shape {:?}, expected one or two dimensions", view.shape());
+                    return Err(refused(ConvertError::tensor(name, problem)));
+                }
+            };
+            let vector = view.shape().len() == 1;
+            let stored = Stored { dtype: view.dtype(), rows, cols, vector, data: view.data() };
+            if all.insert(name.to_string(), stored).is_some() {
+                return Err(refused(ConvertError::tensor(name, "is in two files")));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The format of floats of 16 or 32 bits.
+pub(crate) fn float(name: &str, dtype: Dtype) -> Result<Format, ConvertError> {
+    match dtype {
+        Dtype::F32 => Ok(Format::F32),
+        Dtype::F16 => Ok(Format::F16),
+        Dtype::BF16 => Ok(Format::Bf16),
+        other => Err(ConvertError::tensor(
+            name,
+            format!("has type {other:?}, expected a float of 32, 16 or 8 bits"),
+        )),
+    }
+}

@@ -1,0 +1,521 @@
+//! Tensors under their GGUF names, and their rows in the order and format of a GGUF file.
+
+use crate::config::{Config, ROPE_FACTORS, folder_of};
+use crate::error::ConvertError;
+use crate::file_type::Int8;
+use crate::float8::Float8;
+use crate::grouped::{Grouped, mlx};
+use crate::names::{self, InGguf};
+use crate::report::ConvertedTensor;
+use crate::stored::{Stored, float};
+use shohin_core::gguf::{Gguf, TensorInfo};
+use shohin_core::model::hugging_face::RowOrder;
+use shohin_core::{Format, ModelConfig, quant};
+use std::collections::BTreeMap;
+use std::thread;
+
+/// A tensor to write.
+pub(crate) struct Tensor<'f> {
+    /// Its name in GGUF.
+    pub(crate) name: String,
+    /// Those of all its matrices together.
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) vector: bool,
+    /// One matrix, or one for each expert, all of the same shape.
+    matrices: Vec<Weights<'f>>,
+    order: Order,
+    /// What shares a scale of Q8_0, and the largest absolute value in it; `None` for a block.
+    shared: Option<Shared>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Shared {
+    Row,
+    /// The largest absolute weight, and its row.
+    Matrix(f32, usize),
+}
+
+/// How the rows of heads of this many rows change places: GGUF files of Llama have rows `i` and `i + head / 2` side by
+/// side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Same,
+    /// As GGUF has them, from the order of a folder.
+    SideBySide(usize),
+    /// Back to the order of a folder.
+    Halves(usize),
+}
+
+impl Order {
+    /// The row of the source that becomes row `row`.
+    pub(crate) fn source(self, row: usize) -> usize {
+        match self {
+            Order::Same => row,
+            Order::SideBySide(head) => row / head * head + row % 2 * (head / 2) + row % head / 2,
+            Order::Halves(head) => {
+                let (first, i) = (row / head * head, row % head);
+                first + i % (head / 2) * 2 + i / (head / 2)
+            }
+        }
+    }
+}
+
+/// A module's weights.
+pub(crate) struct Module<'f> {
+    /// The name of its weights in a folder, such as `model.layers.0.mlp.up_proj.weight`.
+    pub(crate) name: String,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) vector: bool,
+    pub(crate) weights: Weights<'f>,
+}
+
+/// Weights as the source stores them.
+pub(crate) enum Weights<'f> {
+    /// Rows of this format.
+    Stored(Format, &'f [u8]),
+    /// Columns of floats.
+    Transposed(Format, &'f [u8]),
+    Float8(Float8<'f>),
+    Grouped(Grouped<'f>),
+    /// Numbers of a vector that the source has in another form.
+    Computed(Vec<f32>),
+}
+
+/// The router of a mixture of experts, whose weights stay floats.
+pub(crate) fn is_router(name: &str) -> bool {
+    name.ends_with(".ffn_gate_inp.weight")
+}
+
+/// The tensors of a GGUF file, in its order.
+pub(crate) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertError> {
+    let tensor = |info: &TensorInfo<'f>| {
+        let format = info.format().ok_or_else(|| {
+            ConvertError::tensor(
+                info.name(),
+                format!("has type {}, which is not supported", info.type_name()),
+            )
+        })?;
+        let (rows, cols, count) = match *info.dims() {
+            [cols] => (1, cols, 1),
+            [cols, rows] => (rows, cols, 1),
+            [cols, rows, count] if count > 0 => (rows, cols, count),
+            ref dims => {
+                let problem = format!("has the shape {dims:?}, expected one to three dimensions");
+                return Err(ConvertError::tensor(info.name(), problem));
+            }
+        };
+        // The parser has checked that the bytes are there.
+        let data = gguf.data(info);
+        let each = data.len() / count as usize;
+        let matrices = (0..count as usize).map(|i| Weights::Stored(format, &data[i * each..][..each]));
+        Ok(Tensor {
+            name: info.name().into(),
+            rows: (rows * count) as usize,
+            cols: cols as usize,
+            vector: info.dims().len() == 1,
+            matrices: matrices.collect(),
+            order: Order::Same,
+            shared: None,
+        })
+    };
+    gguf.tensors().iter().map(tensor).collect()
+}
+
+/// The modules whose tensors are `stored`.
+pub(crate) fn modules<'f>(
+    config: &Config,
+    stored: &BTreeMap<String, Stored<'f>>,
+) -> Result<Vec<Module<'f>>, ConvertError> {
+    let mut all = Vec::new();
+    // Models of embeddings are stored without their head, and without the name that the rest has beside it.
+    let prefix = if stored.contains_key("embed_tokens.weight") { "model." } else { "" };
+    for (name, tensor) in stored {
+        if name.ends_with("rotary_emb.inv_freq") {
+            continue;
+        }
+        let Some((module, part)) = name.rsplit_once('.') else {
+            return Err(ConvertError::tensor(name, "is not part of this architecture"));
+        };
+        match part {
+            "weight" => {}
+            // Read with the weights.
+            "scales" | "biases" if config.mlx.is_some() => continue,
+            "weight_scale_inv" if config.float8_block.is_some() => continue,
+            _ if names::to_gguf(&format!("{prefix}{name}"), config).is_ok() => {}
+            _ => return Err(ConvertError::tensor(name, "is not part of this architecture")),
+        }
+        let scales = stored.get(&format!("{module}.scales"));
+        let (cols, weights) = match (&config.mlx, scales) {
+            (Some(packed), Some(scales)) => {
+                let biases = stored.get(&format!("{module}.biases"));
+                let weights = mlx(name, tensor, scales, biases, packed.of(module))?;
+                (weights.cols, Weights::Grouped(weights))
+            }
+            _ => (tensor.cols, one_by_one(name, tensor, stored, config)?),
+        };
+        let name = format!("{prefix}{name}");
+        all.push(Module { name, rows: tensor.rows, cols, vector: tensor.vector, weights });
+    }
+    Ok(all)
+}
+
+/// The tensors of a folder's modules, in the order of the layers.
+pub(crate) fn of_modules<'f>(
+    config: &Config,
+    modules: Vec<Module<'f>>,
+) -> Result<Vec<Tensor<'f>>, ConvertError> {
+    let mut all = Vec::new();
+    let mut experts: BTreeMap<String, BTreeMap<u32, Module<'f>>> = BTreeMap::new();
+    for module in modules {
+        let Some(InGguf { name, expert, order }) = names::to_gguf(&module.name, config)? else { continue };
+        if let Some(expert) = expert {
+            experts.entry(name).or_default().insert(expert, module);
+            continue;
+        }
+        let Module { rows, cols, vector, weights, .. } = module;
+        let order = match head_rows(order, &name, rows, [config.heads, config.kv_heads])? {
+            None => Order::Same,
+            Some(head) => Order::SideBySide(head),
+        };
+        let matrices = vec![weights];
+        all.push(Tensor { name, rows, cols, vector, matrices, order, shared: None });
+    }
+    for (name, experts) in experts {
+        all.push(stacked(name, experts, config.experts)?);
+    }
+    for (name, factors) in &config.rope_factors {
+        all.push(Tensor {
+            name: (*name).into(),
+            rows: 1,
+            cols: factors.len(),
+            vector: true,
+            matrices: vec![Weights::Computed(factors.clone())],
+            order: Order::Same,
+            shared: None,
+        });
+    }
+    // Layer 2 before layer 10.
+    let place = |tensor: &Tensor<'_>| {
+        let layer = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        layer.unwrap_or(if tensor.name.starts_with("token_embd") { -1i64 } else { i64::MAX })
+    };
+    all.sort_by_key(place);
+    Ok(all)
+}
+
+/// The tensor `name` of all of a layer's experts.
+fn stacked<'f>(
+    name: String,
+    experts: BTreeMap<u32, Module<'f>>,
+    count: u32,
+) -> Result<Tensor<'f>, ConvertError> {
+    let (mut rows, mut shape, mut matrices) = (0, None, Vec::new());
+    for (expert, module) in experts {
+        let found = [module.rows, module.cols];
+        let expected = *shape.get_or_insert(found);
+        if found != expected || module.vector {
+            let problem = format!("has the shape {found:?}, but that of another expert is {expected:?}");
+            return Err(ConvertError::tensor(&module.name, problem));
+        }
+        if expert as usize != matrices.len() {
+            break;
+        }
+        rows += module.rows;
+        matrices.push(module.weights);
+    }
+    if matrices.len() != count as usize {
+        let problem = format!("has no expert {}, but num_experts is {count}", matrices.len());
+        return Err(ConvertError::tensor(&name, problem));
+    }
+    let [_, cols] = shape.unwrap_or_default();
+    Ok(Tensor { name, rows, cols, vector: false, matrices, order: Order::Same, shared: None })
+}
+
+/// The rows of a head of the tensor `name` of a GGUF file, if their order differs from that of a folder.
+pub(crate) fn head_rows(
+    order: RowOrder,
+    name: &str,
+    rows: usize,
+    [heads, kv_heads]: [u32; 2],
+) -> Result<Option<usize>, ConvertError> {
+    let heads = match order {
+        RowOrder::Same => return Ok(None),
+        RowOrder::InterleavedQueries => heads as usize,
+        RowOrder::InterleavedKeys => kv_heads as usize,
+    };
+    if heads == 0 || !rows.is_multiple_of(2 * heads) {
+        let name = name.strip_suffix(".weight").unwrap_or(name);
+        return Err(ConvertError::tensor(name, format!("has {rows} rows for {heads} heads")));
+    }
+    Ok(Some(rows / heads))
+}
+
+/// The tensors of a GGUF file under the names of a folder, in its order.
+pub(crate) fn to_folder<'f>(
+    gguf: &Gguf<'f>,
+    config: &ModelConfig,
+) -> Result<Vec<(String, Tensor<'f>)>, ConvertError> {
+    let folder = folder_of(config)?;
+    let heads = [config.num_attention_heads as u32, config.num_kv_heads as u32];
+    let mut all = Vec::new();
+    for tensor in of_gguf(gguf)?.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
+        let (theirs, order) = names::to_folder(folder, &tensor.name, tensor.matrices.len())?;
+        let order = match head_rows(order, &tensor.name, tensor.rows, heads)? {
+            None => Order::Same,
+            Some(head) => Order::Halves(head),
+        };
+        let rows = tensor.rows_each();
+        let matrices = theirs.into_iter().zip(tensor.matrices);
+        all.extend(matrices.map(|(name, weights)| {
+            (name.clone(), Tensor { name, rows, matrices: vec![weights], order, ..tensor })
+        }));
+    }
+    Ok(all)
+}
+
+/// The weights of tensor `name` with one number each.
+fn one_by_one<'f>(
+    name: &str,
+    tensor: &Stored<'f>,
+    stored: &BTreeMap<String, Stored<'f>>,
+    config: &Config,
+) -> Result<Weights<'f>, ConvertError> {
+    let scales = stored.get(&format!("{name}_scale_inv"));
+    Ok(match Float8::of(name, tensor, scales, config.float8_block)? {
+        Some(float8) => Weights::Float8(float8),
+        None if scales.is_some() => {
+            let problem =
+                format!("has type {:?}, expected a float of 8 bits beside its scales", tensor.dtype);
+            return Err(ConvertError::tensor(name, problem));
+        }
+        None => Weights::Stored(float(name, tensor.dtype)?, tensor.data),
+    })
+}
+
+impl Tensor<'_> {
+    /// The format that keeps every bit.
+    pub(crate) fn exact(&self) -> Result<Format, ConvertError> {
+        let of = |weights: &Weights<'_>| match weights {
+            Weights::Stored(format, _) | Weights::Transposed(format, _) => *format,
+            Weights::Float8(float8) => float8.exact(),
+            Weights::Grouped(grouped) => grouped.exact(),
+            Weights::Computed(_) => Format::F32,
+        };
+        let mut formats = self.matrices.iter().map(of);
+        let first = formats.next().unwrap_or(Format::F32);
+        match formats.find(|format| *format != first) {
+            None => Ok(first),
+            Some(other) if first.is_float() && other.is_float() && formats.all(Format::is_float) => {
+                Ok(Format::F32)
+            }
+            Some(other) => {
+                let problem = format!("has experts of types {} and {}", first.name(), other.name());
+                Err(ConvertError::tensor(&self.name, problem))
+            }
+        }
+    }
+
+    /// Rows of each of its matrices.
+    fn rows_each(&self) -> usize {
+        self.rows / self.matrices.len().max(1)
+    }
+
+    /// Rows and columns, for several matrices with their number before.
+    pub(crate) fn shape(&self) -> Vec<usize> {
+        match self.matrices.len() {
+            1 => vec![self.rows, self.cols],
+            count => vec![count, self.rows_each(), self.cols],
+        }
+    }
+
+    /// The row of the source that becomes row `row`.
+    fn source(&self, row: usize) -> usize {
+        self.order.source(row)
+    }
+
+    /// Bytes of a row in `format`, whose blocks fit.
+    pub(crate) fn row_bytes(&self, format: Format) -> usize {
+        format.row_bytes(self.cols).unwrap_or(0)
+    }
+
+    /// Rows of some megabytes together.
+    pub(crate) fn share(&self) -> usize {
+        ((1 << 20) / self.cols.max(1)).max(1)
+    }
+
+    /// What is known when it has been written under `name`, with the sums that [`Tensor::write`] returned.
+    pub(crate) fn report(&self, name: &str, format: Format, squares: [f64; 2]) -> ConvertedTensor {
+        ConvertedTensor {
+            name: name.into(),
+            shape: self.shape(),
+            from: self.format(),
+            to: format,
+            bytes: (self.rows * self.row_bytes(format)) as u64,
+            error: if squares[0] == 0.0 { 0.0 } else { (squares[0] / squares[1]).sqrt() },
+        }
+    }
+
+    /// Its format in the source, if that is one.
+    pub(crate) fn format(&self) -> Option<Format> {
+        match self.matrices.first()? {
+            Weights::Stored(format, _) | Weights::Transposed(format, _) => Some(*format),
+            Weights::Float8(_) | Weights::Grouped(_) | Weights::Computed(_) => None,
+        }
+    }
+
+    /// Writes rows from `first` to `out`, whole rows of `format`, on all cores; returns the sums of the squares of the
+    /// errors and of the weights, as far as they may differ.
+    pub(crate) fn write(
+        &self,
+        first: usize,
+        format: Format,
+        out: &mut [u8],
+    ) -> Result<[f64; 2], ConvertError> {
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        if workers == 1 {
+            return self.write_rows(first, format, out);
+        }
+        let row_bytes = self.row_bytes(format).max(1);
+        let share = (out.len() / row_bytes).div_ceil(workers).max(1);
+        let shares = out.chunks_mut(share * row_bytes).enumerate();
+        thread::scope(|scope| {
+            let work =
+                shares.map(|(i, out)| scope.spawn(move || self.write_rows(first + i * share, format, out)));
+            let workers: Vec<_> = work.collect();
+            let join = |worker: thread::ScopedJoinHandle<'_, _>| {
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            let add = |a: [f64; 2], b: Result<[f64; 2], ConvertError>| b.map(|b| [a[0] + b[0], a[1] + b[1]]);
+            workers.into_iter().map(join).try_fold([0.0; 2], add)
+        })
+    }
+
+    /// Writes row `row` of the source, if it is stored in `format`.
+    fn copy(&self, row: usize, format: Format, out: &mut [u8]) -> bool {
+        let (matrix, row) = (row / self.rows_each(), row % self.rows_each());
+        match &self.matrices[matrix] {
+            Weights::Stored(stored, data) if *stored == format => {
+                out.copy_from_slice(&data[row * out.len()..][..out.len()]);
+                true
+            }
+            Weights::Grouped(grouped) => grouped.copy(row, format, out),
+            _ => false,
+        }
+    }
+
+    /// The weights of row `row` of the source.
+    fn unpack(&self, row: usize, values: &mut [f32]) -> Result<(), ConvertError> {
+        let rows = self.rows_each();
+        let (matrix, row) = (row / rows, row % rows);
+        match &self.matrices[matrix] {
+            Weights::Stored(stored, data) => {
+                let len = data.len() / rows;
+                quant::unpack(*stored, &data[row * len..][..len], values)?;
+            }
+            Weights::Transposed(stored, data) => {
+                let size = stored.block_bytes();
+                for (k, value) in values.iter_mut().enumerate() {
+                    let bytes = &data[(k * rows + row) * size..][..size];
+                    quant::unpack(*stored, bytes, std::slice::from_mut(value))?;
+                }
+            }
+            Weights::Float8(float8) => float8.unpack(row, values)?,
+            Weights::Grouped(grouped) => grouped.unpack(row, values),
+            Weights::Computed(computed) => values.copy_from_slice(computed),
+        }
+        Ok(())
+    }
+
+    /// Makes the blocks of Q8_0 of a row or of the matrix share a scale.
+    pub(crate) fn share_scale(&mut self, int8: Int8) -> Result<(), ConvertError> {
+        self.shared = Some(match int8 {
+            Int8::PerChannel => Shared::Row,
+            Int8::PerTensor => {
+                let mut values = vec![0.0; self.cols];
+                let mut most = (0.0f32, 0);
+                for row in 0..self.rows {
+                    self.unpack(row, &mut values)?;
+                    self.finite(row, &values)?;
+                    let largest = largest(&values);
+                    if largest > most.0 {
+                        most = (largest, row);
+                    }
+                }
+                Shared::Matrix(most.0, most.1)
+            }
+        });
+        Ok(())
+    }
+
+    /// Checks the weights of `row`.
+    fn finite(&self, row: usize, values: &[f32]) -> Result<(), ConvertError> {
+        let Some(value) = values.iter().find(|value| !value.is_finite()) else { return Ok(()) };
+        let problem = format!("has the weight {value} in row {row}, expected finite numbers");
+        Err(ConvertError::tensor(&self.name, problem))
+    }
+
+    fn write_rows(&self, first: usize, format: Format, out: &mut [u8]) -> Result<[f64; 2], ConvertError> {
+        let row_bytes = self.row_bytes(format).max(1);
+        let mut values = vec![0.0; self.cols];
+        let mut written = vec![0.0; self.cols];
+        let mut squares = [0.0; 2];
+        for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
+            let row = self.source(first + i);
+            self.unpack(row, &mut values)?;
+            self.finite(row, &values)?;
+            if self.shared.is_none() && self.copy(row, format, out) {
+                continue;
+            }
+            match self.shared {
+                Some(shared) if format == Format::Q8_0 => {
+                    let largest = match shared {
+                        Shared::Row => largest(&values),
+                        Shared::Matrix(largest, _) => largest,
+                    };
+                    pack_int8(&values, largest, out);
+                }
+                _ => quant::pack(format, &values, out)?,
+            }
+            quant::unpack(format, out, &mut written)?;
+            if written.iter().any(|value| !value.is_finite()) {
+                let (most, row) = match self.shared {
+                    // Its scale is too large for all rows.
+                    Some(Shared::Matrix(most, row)) if format == Format::Q8_0 => (most, row),
+                    _ => (largest(&values), row),
+                };
+                let name = format.name();
+                let problem = format!(
+                    "has weights up to {most:e} in row {row}, too large for {name}, expected a format with a wider range such as f32"
+                );
+                return Err(ConvertError::tensor(&self.name, problem));
+            }
+            for (&w, &written) in values.iter().zip(&written) {
+                squares[0] += f64::from(w - written).powi(2);
+                squares[1] += f64::from(w).powi(2);
+            }
+        }
+        Ok(squares)
+    }
+}
+
+/// The largest absolute value.
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |most, value| most.max(value.abs()))
+}
+
+/// Packs a row as Q8_0 with one scale, `largest / 127` in f16.
+fn pack_int8(values: &[f32], largest: f32, out: &mut [u8]) {
+    let scale = half::f16::from_f32(largest / 127.0);
+    let inverse = if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 };
+    let blocks =
+        out.chunks_exact_mut(Format::Q8_0.block_bytes()).zip(values.chunks_exact(Format::Q8_0.block()));
+    for (out, values) in blocks {
+        out[..2].copy_from_slice(&scale.to_le_bytes());
+        for (out, value) in out[2..].iter_mut().zip(values) {
+            // Also where the scale was rounded down.
+            *out = (value * inverse).round().clamp(-127.0, 127.0) as i8 as u8;
+        }
+    }
+}

@@ -1,0 +1,524 @@
+//! `tokenizer.json` and the files beside it as GGUF metadata, under the keys that llama.cpp's converter writes, and back.
+
+use crate::error::{ConvertError, Result};
+use crate::folder::Folder;
+use crate::json::{Json, present, pretty, string, wrong};
+use serde_json::{Map, Value, json};
+use shohin_core::gguf::{GgufWriter, Metadata};
+use shohin_core::tokenizer::END_NAMES;
+
+/// Token types of GGUF.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+
+/// How Qwen2 and Qwen3 split text before merging, and Llama 3, which differs in the digits of a number.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Llama 3's name in GGUF.
+const LLAMA_BPE: &str = "llama-bpe";
+
+/// Special tokens: their names in a folder and in GGUF.
+const SPECIAL: [(&str, &str); 4] = [("eos", "eos"), ("bos", "bos"), ("pad", "padding"), ("unk", "unknown")];
+const EOS: usize = 0;
+const BOS: usize = 1;
+/// Ends of a turn and of a message, which a folder has among its tokens `eos`.
+const EOT: &str = "tokenizer.ggml.eot_token_id";
+const EOM: &str = "tokenizer.ggml.eom_token_id";
+
+/// Maximum number of rows of an embedding: the config claims them before the embedding is read.
+const MAX_ROWS: u32 = 1 << 21;
+
+/// Sets the keys of the tokenizer for an embedding of `rows` tokens.
+pub(crate) fn write(folder: &Folder, rows: u32, w: &mut GgufWriter) -> Result<()> {
+    if rows > MAX_ROWS {
+        let (key, found) = (String::from("vocab_size"), rows.to_string());
+        return folder.at(Err(ConvertError::Value { key, found, expected: "at most 2097152" }));
+    }
+    let file = folder.need_json("tokenizer.json")?;
+    let settings = folder.json("tokenizer_config.json")?;
+    let ids = file.at(vocabulary(&file.root, rows, w))?;
+    let around = file.at(around(&file.root))?;
+    let flag = |key| settings.as_ref().map_or(Ok(None), |settings| settings.at(flag(&settings.root, key)));
+    let add_bos = flag("add_bos_token")?.or(around.map(|[before, _]| before.is_some()));
+    // Readers of GGUF add it to texts of this kind unless told otherwise, and `tokenizers` only where a template has it.
+    let is_llama = pre_tokenizer(file.root.get("pre_tokenizer")) == Some(LLAMA_BPE);
+    let add_bos = add_bos.or(is_llama.then_some(false));
+    let add_eos = flag("add_eos_token")?.unwrap_or(around.is_some_and(|[_, after]| after.is_some()));
+    if let Some(add) = add_bos {
+        folder.at(w.set("tokenizer.ggml.add_bos_token", add).map_err(ConvertError::from))?;
+    }
+    if add_eos {
+        folder.at(w.set("tokenizer.ggml.add_eos_token", true).map_err(ConvertError::from))?;
+    }
+    let [before, after] = around.unwrap_or_default();
+    let around = [before.filter(|_| add_bos == Some(true)), after.filter(|_| add_eos)];
+    special(folder, settings.as_ref(), &ids, around, w)?;
+    if let Some(template) = template(folder, settings.as_ref())? {
+        folder.at(w.set("tokenizer.chat_template", template.as_str()).map_err(ConvertError::from))?;
+    }
+    Ok(())
+}
+
+/// Refuses settings that change tokens and are not read.
+fn check(root: &Value, model: &Value) -> Result<(), ConvertError> {
+    let is_nfc = |value: &Value| value.get("type").and_then(Value::as_str) == Some("NFC");
+    if let Some(normalizer) = present(root, "normalizer") {
+        let parts = normalizer.get("normalizers").and_then(Value::as_array);
+        if !parts.map_or_else(|| is_nfc(normalizer), |parts| parts.iter().all(is_nfc)) {
+            return Err(wrong("normalizer", Some(normalizer), "NFC or none"));
+        }
+    }
+    for key in ["byte_fallback", "fuse_unk", "dropout", "continuing_subword_prefix", "end_of_word_suffix"] {
+        let harmless = match present(model, key) {
+            None | Some(Value::Bool(false)) => true,
+            Some(Value::String(text)) => text.is_empty(),
+            Some(value) => value.as_f64() == Some(0.0),
+        };
+        if !harmless {
+            return Err(wrong(&format!("model.{key}"), model.get(key), "none"));
+        }
+    }
+    Ok(())
+}
+
+/// The tokens by id, in the bytes of the file.
+fn vocabulary<'v>(
+    root: &'v Value,
+    rows: u32,
+    w: &mut GgufWriter,
+) -> Result<Vec<Option<&'v str>>, ConvertError> {
+    let model = present(root, "model").ok_or_else(|| wrong("model", None, "a BPE model"))?;
+    match string(model, "type")? {
+        Some("BPE") => {}
+        _ => return Err(wrong("model.type", model.get("type"), "BPE")),
+    }
+    // Not ignore_merges: llama-bpe has whole words among its tokens, which its GGUF files do without this flag.
+    check(root, model)?;
+    let pre = pre_tokenizer(root.get("pre_tokenizer")).ok_or_else(|| {
+        wrong("pre_tokenizer", root.get("pre_tokenizer"), "that of Qwen2, Llama 3 or SmolLM")
+    })?;
+    let vocab = model.get("vocab").and_then(Value::as_object);
+    let vocab = vocab.ok_or_else(|| wrong("model.vocab", model.get("vocab"), "an object"))?;
+    let mut texts: Vec<Option<&str>> = vec![None; rows as usize];
+    let mut types = vec![UNUSED; rows as usize];
+    let mut put = |text: &'v str, id: Option<u64>, kind: i32, key: &str| {
+        let id = id.and_then(|id| usize::try_from(id).ok()).filter(|id| *id < texts.len());
+        let id = id.ok_or_else(|| ConvertError::Value {
+            key: format!("{key} of {text:?}"),
+            found: "not a row of the embedding".into(),
+            expected: "an id below vocab_size",
+        })?;
+        if texts[id].is_some_and(|before| before != text) {
+            return Err(ConvertError::Value {
+                key: format!("{key} of {text:?}"),
+                found: format!("{id}, which is another token's"),
+                expected: "an id of its own",
+            });
+        }
+        (texts[id], types[id]) = (Some(text), kind);
+        Ok(())
+    };
+    for (text, id) in vocab {
+        put(text, id.as_u64(), NORMAL, "the id")?;
+    }
+    for token in present(root, "added_tokens").and_then(Value::as_array).into_iter().flatten() {
+        let text =
+            string(token, "content")?.ok_or_else(|| wrong("added_tokens", Some(token), "a content"))?;
+        for key in ["lstrip", "rstrip", "single_word"] {
+            if let Some(value) = present(token, key).filter(|value| **value != Value::Bool(false)) {
+                return Err(wrong(&format!("{key} of the added token {text:?}"), Some(value), "false"));
+            }
+        }
+        let special = token.get("special").and_then(Value::as_bool).unwrap_or(false);
+        put(
+            text,
+            token.get("id").and_then(Value::as_u64),
+            if special { CONTROL } else { USER_DEFINED },
+            "the id",
+        )?;
+    }
+    let names: Vec<String> =
+        (0..rows as usize).map(|id| texts[id].map_or_else(|| format!("[PAD{id}]"), String::from)).collect();
+    w.set("tokenizer.ggml.model", "gpt2")?;
+    w.set("tokenizer.ggml.pre", pre)?;
+    w.set_strings("tokenizer.ggml.tokens", &names)?;
+    w.set_array("tokenizer.ggml.token_type", &types)?;
+    w.set_strings("tokenizer.ggml.merges", &merges(model)?)?;
+    Ok(texts)
+}
+
+/// Names what a folder has in the place of a key of GGUF, which nobody can look for in it.
+pub(crate) fn of_folder(error: ConvertError) -> ConvertError {
+    match error {
+        ConvertError::Gguf(shohin_core::Error::Unsupported { key, found, .. })
+            if key.to_string() == "tokenizer.ggml.tokens" =>
+        {
+            ConvertError::Value {
+                key: "model.vocab of tokenizer.json".into(),
+                found: format!("without {found:?}"),
+                expected: "a token for each byte of texts",
+            }
+        }
+        error => error,
+    }
+}
+
+/// The merges as `left right`.
+fn merges(model: &Value) -> Result<Vec<String>, ConvertError> {
+    let expected = "pairs of tokens";
+    let all = model.get("merges").and_then(Value::as_array);
+    let all = all.ok_or_else(|| wrong("model.merges", model.get("merges"), expected))?;
+    let merge = |merge: &Value| match merge {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(pair) => match &pair[..] {
+            [Value::String(left), Value::String(right)] => Ok(format!("{left} {right}")),
+            _ => Err(wrong("model.merges", Some(merge), expected)),
+        },
+        _ => Err(wrong("model.merges", Some(merge), expected)),
+    };
+    all.iter().map(merge).collect()
+}
+
+/// The name of a pre-tokenizer, if it is a known one.
+fn pre_tokenizer(value: Option<&Value>) -> Option<&'static str> {
+    let parts = value?.get("pretokenizers")?.as_array()?;
+    let [first, second] = &parts[..] else { return None };
+    let kind = |part: &Value, kind| part.get("type").and_then(Value::as_str) == Some(kind);
+    let flag = |part: &Value, key, default| part.get(key).map_or(Some(default), Value::as_bool);
+    if !kind(second, "ByteLevel") || flag(second, "add_prefix_space", true)? {
+        return None;
+    }
+    if kind(first, "Digits") {
+        let whole = flag(first, "individual_digits", false)? && flag(second, "use_regex", true)?;
+        return whole.then_some("smollm");
+    }
+    let isolated = first.get("behavior").and_then(Value::as_str) == Some("Isolated");
+    if !kind(first, "Split") || !isolated || flag(first, "invert", false)? || flag(second, "use_regex", true)?
+    {
+        return None;
+    }
+    match first.get("pattern")?.get("Regex")?.as_str()? {
+        QWEN2 => Some("qwen2"),
+        LLAMA3 => Some(LLAMA_BPE),
+        _ => None,
+    }
+}
+
+/// A setting that may be missing.
+fn flag(settings: &Value, key: &str) -> Result<Option<bool>, ConvertError> {
+    match present(settings, key) {
+        None => Ok(None),
+        Some(Value::Bool(flag)) => Ok(Some(*flag)),
+        found => Err(wrong(key, found, "true or false")),
+    }
+}
+
+/// The tokens before and after a single text, if a template says which: Llama 3 and Qwen3-Embedding have no other setting
+/// for it.
+fn around<'v>(root: &'v Value) -> Result<Option<[Option<&'v str>; 2]>, ConvertError> {
+    let Some(processor) = present(root, "post_processor") else { return Ok(None) };
+    let all = match processor.get("processors").and_then(Value::as_array) {
+        Some(all) => all.as_slice(),
+        None => std::slice::from_ref(processor),
+    };
+    let mut found = None;
+    for processor in all {
+        match string(processor, "type")? {
+            // It changes offsets only.
+            Some("ByteLevel") => {}
+            Some("TemplateProcessing") if found.is_none() => {
+                let single = present(processor, "single");
+                let refused =
+                    || wrong("post_processor.single", single, "a text, and a token before and after it");
+                let token = |part: &Value| part.get("SpecialToken").is_some();
+                let parts = single.and_then(Value::as_array).ok_or_else(refused)?;
+                let (before, after) = match &parts[..] {
+                    [_] => (None, None),
+                    [first, _] if token(first) => (Some(first), None),
+                    [_, last] => (None, Some(last)),
+                    [first, _, last] => (Some(first), Some(last)),
+                    _ => return Err(refused()),
+                };
+                if parts.iter().filter(|part| !token(part)).count() != 1 {
+                    return Err(refused());
+                }
+                let name = |part: &'v Value| part.get("SpecialToken")?.get("id")?.as_str();
+                if [before, after].into_iter().flatten().any(|part| name(part).is_none()) {
+                    return Err(refused());
+                }
+                found = Some([before.and_then(name), after.and_then(name)]);
+            }
+            _ => {
+                let expected = "ByteLevel, or one TemplateProcessing";
+                return Err(wrong("post_processor.type", processor.get("type"), expected));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Names of tokens that end a turn, and of the one that ends a message of several in a turn.
+const END_OF_TURN: [&str; 3] = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>"];
+const END_OF_MESSAGE: &str = "<|eom_id|>";
+
+/// The ids of special tokens: those of `generation_config.json` or `config.json`, or by name. `around` are the tokens that
+/// are added before and after a text.
+fn special(
+    folder: &Folder,
+    settings: Option<&Json>,
+    texts: &[Option<&str>],
+    around: [Option<&str>; 2],
+    w: &mut GgufWriter,
+) -> Result<()> {
+    let generation = folder.json("generation_config.json")?;
+    let named = |text: &str| texts.iter().position(|token| *token == Some(text));
+    let known = |id: &Value| {
+        let id = usize::try_from(id.as_u64()?).ok()?;
+        texts.get(id).is_some_and(Option::is_some).then_some(id)
+    };
+    // One, or several.
+    let ids = |file: &Json, name: &str| -> Vec<usize> {
+        match present(&file.root, &format!("{name}_token_id")) {
+            Some(Value::Array(ids)) => ids.iter().filter_map(known).collect(),
+            Some(id) => known(id).into_iter().collect(),
+            None => Vec::new(),
+        }
+    };
+    let files = [Some(folder.config()), generation.as_ref()];
+    let mut found: Vec<Option<usize>> = SPECIAL
+        .iter()
+        .map(|(name, _)| {
+            let by_name = settings.and_then(|settings| {
+                let token = present(&settings.root, &format!("{name}_token"))?;
+                named(token.as_str().or_else(|| token.get("content")?.as_str())?)
+            });
+            // Of several ends, the first is the one of a turn.
+            by_name.or_else(|| files.into_iter().flatten().find_map(|file| ids(file, name).first().copied()))
+        })
+        .collect();
+    let mut ends: Vec<usize> = files.into_iter().flatten().flat_map(|file| ids(file, "eos")).collect();
+
+    let [before, after] = around;
+    let missing = |text: &str, expected| {
+        let (key, found) = (String::from("post_processor.single"), format!("{text:?}"));
+        folder.at(Err(ConvertError::Value { key, found, expected }))
+    };
+    if let Some(text) = before {
+        match (named(text), found[BOS]) {
+            (Some(id), None) => found[BOS] = Some(id),
+            (Some(id), Some(bos)) if id == bos => {}
+            _ => return missing(text, "the token of bos_token before a text"),
+        }
+    }
+    if let Some(text) = after {
+        // As llama.cpp's converter does: readers add the token eos, and the other end stays one.
+        let Some(id) = named(text) else { return missing(text, "a token after a text") };
+        ends.extend(found[EOS].replace(id));
+    }
+    for ((_, key), id) in SPECIAL.iter().zip(&found) {
+        if let Some(id) = *id {
+            let set = w.set(&format!("tokenizer.ggml.{key}_token_id"), id as u32);
+            folder.at(set.map_err(ConvertError::from))?;
+        }
+    }
+    ends.retain(|id| Some(*id) != found[EOS]);
+    folder.at(further_ends(&ends, texts, w))
+}
+
+/// Sets the keys of ends of a reply beside `eos`, which are two. They are for those whose names say nothing: readers know
+/// the others without a key.
+fn further_ends(ends: &[usize], texts: &[Option<&str>], w: &mut GgufWriter) -> Result<(), ConvertError> {
+    let text = |id: usize| texts[id].unwrap_or_default();
+    let mut unnamed: Vec<usize> = Vec::new();
+    for id in ends.iter().copied().filter(|id| !END_NAMES.contains(&text(*id))) {
+        if !unnamed.contains(&id) {
+            unnamed.push(id);
+        }
+    }
+    if unnamed.len() > 2 {
+        return Err(ConvertError::Value {
+            key: "eos_token_id".into(),
+            found: format!("{} such tokens", unnamed.len()),
+            expected: "at most two beside eos whose names do not say that they end a reply",
+        });
+    }
+    // Named ones are for the places that are left.
+    let turn = ends.iter().copied().find(|id| END_OF_TURN.contains(&text(*id)));
+    let message = ends.iter().copied().find(|id| text(*id) == END_OF_MESSAGE);
+    let slots = match (&unnamed[..], turn) {
+        ([], _) => [turn, message],
+        ([one], Some(_)) => [turn, Some(*one)],
+        ([one], None) => [Some(*one), message],
+        ([first, second, ..], _) => [Some(*first), Some(*second)],
+    };
+    for (key, id) in [EOT, EOM].into_iter().zip(slots) {
+        if let Some(id) = id {
+            w.set(key, id as u32)?;
+        }
+    }
+    Ok(())
+}
+
+/// The chat template: a file of its own, or in the tokenizer's settings.
+fn template(folder: &Folder, settings: Option<&Json>) -> Result<Option<String>> {
+    if let Some(text) = folder.text("chat_template.jinja")? {
+        return Ok(Some(text));
+    }
+    let Some(settings) = settings else { return Ok(None) };
+    Ok(match present(&settings.root, "chat_template") {
+        Some(Value::String(text)) => Some(text.clone()),
+        // Several by name.
+        Some(Value::Array(all)) => all.iter().find_map(|one| {
+            let default = one.get("name")?.as_str()? == "default";
+            default.then(|| one.get("template")?.as_str().map(String::from))?
+        }),
+        _ => None,
+    })
+}
+
+/// The special tokens of a GGUF file by their names in a folder.
+pub(crate) fn special_ids(metadata: &Metadata<'_>) -> Result<Vec<(&'static str, u32)>, ConvertError> {
+    let mut ids = Vec::new();
+    for (name, key) in SPECIAL {
+        if let Some(id) = metadata.u32(&format!("tokenizer.ggml.{key}_token_id"))? {
+            ids.push((name, id));
+        }
+    }
+    Ok(ids)
+}
+
+/// An array of texts.
+fn texts<'a>(metadata: &Metadata<'a>, key: &str) -> Result<Vec<&'a str>, ConvertError> {
+    let invalid = || ConvertError::Value { key: key.into(), found: "not UTF-8".into(), expected: "texts" };
+    let all = metadata.strings(key)?;
+    let texts = all.iter().flat_map(|all| all.iter());
+    texts.map(|text| std::str::from_utf8(text).map_err(|_| invalid())).collect()
+}
+
+/// The files of a folder with the tokenizer and the chat template of a GGUF file, whose texts begin with `bos` if that is not
+/// `None`.
+pub(crate) fn files(
+    metadata: &Metadata<'_>,
+    bos: Option<u32>,
+) -> Result<Vec<(&'static str, String)>, ConvertError> {
+    let tokens = texts(metadata, "tokenizer.ggml.tokens")?;
+    let types: Vec<i32> = match metadata.i32s("tokenizer.ggml.token_type")? {
+        Some(types) => types.collect(),
+        None => vec![NORMAL; tokens.len()],
+    };
+    let pre = metadata.str("tokenizer.ggml.pre")?.unwrap_or_default();
+    let bytes = |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
+    let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+    let (first, second) = match pre {
+        "qwen2" => (split(QWEN2), bytes(false)),
+        "llama-bpe" | "llama3" | "llama-v3" => (split(LLAMA3), bytes(false)),
+        "smollm" => (json!({ "type": "Digits", "individual_digits": true }), bytes(true)),
+        other => {
+            return Err(ConvertError::Value {
+                key: "tokenizer.ggml.pre".into(),
+                found: other.into(),
+                expected: "qwen2, llama-bpe or smollm",
+            });
+        }
+    };
+    let (mut vocab, mut added) = (Map::new(), Vec::new());
+    for (id, (text, kind)) in tokens.iter().zip(&types).enumerate() {
+        if *kind == UNUSED {
+            continue;
+        }
+        // Added tokens, too: `tokenizers` ignores their ids, and numbers those that the vocabulary lacks from its size on.
+        vocab.insert((*text).into(), id.into());
+        if matches!(*kind, CONTROL | USER_DEFINED) {
+            added.push(json!({
+                "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": *kind == CONTROL,
+            }));
+        }
+    }
+    // The tokens of a pair have no space: it is a letter of its own.
+    let merges = texts(metadata, "tokenizer.ggml.merges")?;
+    let merges: Vec<_> = merges.iter().filter_map(|merge| merge.split_once(' ')).collect();
+    let special = special_ids(metadata)?;
+    let token = |id: u32| tokens.get(id as usize).copied();
+    let named =
+        |name| special.iter().find(|(found, _)| *found == name).and_then(|(_, id)| Some((token(*id)?, *id)));
+    // Without the key, it depends on the pre-tokenizer.
+    let add_bos = metadata.bool("tokenizer.ggml.add_bos_token")?.or(bos.map(|_| true));
+    let add_eos = metadata.bool("tokenizer.ggml.add_eos_token")?;
+    let bytes_last =
+        json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
+    let [before, after] =
+        [("bos", add_bos), ("eos", add_eos)].map(|(name, add)| named(name).filter(|_| add == Some(true)));
+    let post_processor = match (before, after) {
+        (None, None) => bytes(false),
+        _ => {
+            let of = |text: &str, type_id: u32| {
+                let token = |found: Option<(&str, u32)>| {
+                    found.map(|(id, _)| json!({ "SpecialToken": { "id": id, "type_id": type_id } }))
+                };
+                let sequence = json!({ "Sequence": { "id": text, "type_id": type_id } });
+                token(before).into_iter().chain([sequence]).chain(token(after)).collect::<Vec<_>>()
+            };
+            let tokens = [before, after]
+                .into_iter()
+                .flatten()
+                .map(|(text, id)| (text.into(), json!({ "id": text, "ids": [id], "tokens": [text] })));
+            let pair = [of("A", 0), of("B", 1)].concat();
+            json!({
+                "type": "TemplateProcessing",
+                "single": of("A", 0),
+                "pair": pair,
+                "special_tokens": tokens.collect::<Map<String, Value>>(),
+            })
+        }
+    };
+    let root = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": if pre == "qwen2" { json!({ "type": "NFC" }) } else { Value::Null },
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [first, second] },
+        "post_processor": post_processor,
+        "decoder": bytes_last,
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            // llama-bpe has whole words among its tokens.
+            "ignore_merges": pre.starts_with("llama"),
+            "vocab": vocab,
+            "merges": merges,
+        },
+    });
+    let mut settings = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": false,
+    });
+    for (key, add) in [("add_bos_token", add_bos), ("add_eos_token", add_eos)] {
+        if let Some(add) = add {
+            settings[key] = add.into();
+        }
+    }
+    for (name, id) in &special {
+        if let Some(text) = token(*id) {
+            settings[format!("{name}_token")] = text.into();
+        }
+    }
+    let mut files = vec![("tokenizer.json", pretty(&root)), ("tokenizer_config.json", pretty(&settings))];
+    if let Some(template) = metadata.str("tokenizer.chat_template")? {
+        files.push(("chat_template.jinja", template.into()));
+    }
+    let eos = metadata.u32("tokenizer.ggml.eos_token_id")?;
+    let ends: Vec<u32> = [eos, metadata.u32(EOT)?, metadata.u32(EOM)?].into_iter().flatten().collect();
+    if eos.is_some() && ends.len() > 1 {
+        files.push(("generation_config.json", pretty(&json!({ "eos_token_id": ends }))));
+    }
+    Ok(files)
+}
