@@ -87,6 +87,11 @@ impl Folder {
         Ok(Folder { source: path.into(), path: path.into(), config, weights })
     }
 
+    /// The folder of a tokenizer, with the configuration of a model that has no weights yet.
+    pub(crate) fn without_weights(path: PathBuf, config: Json) -> Folder {
+        Folder { source: path.clone(), path, config, weights: Files::SafeTensors(Vec::new()) }
+    }
+
     /// What was asked for, as errors name it.
     pub(crate) fn source(&self) -> &Path {
         &self.source

@@ -12,6 +12,7 @@ mod file_type;
 mod float8;
 mod folder;
 mod grouped;
+mod initial;
 mod json;
 mod kind;
 mod names;
@@ -33,6 +34,7 @@ mod tokenizer;
 
 pub use error::{ConvertError, Error, Result};
 pub use file_type::{FileType, Int8, Mix};
+pub use initial::initial;
 pub use kind::{is_adapter_folder, is_folder};
 pub use options::ConvertOptions;
 #[doc(hidden)]

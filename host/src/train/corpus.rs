@@ -1,12 +1,12 @@
 //! What a model learns from: text, conversations, or tokens.
 
-use super::Error;
+use super::{Error, TrainOptions};
 use crate::error::Result;
 use crate::model::Model;
 use shohin_core::chat::openai::parse_messages;
 use shohin_core::chat::{ChatOptions, Message, ToolCall, encode_replies};
 use shohin_core::tokenizer::Special;
-use shohin_train::data::Data;
+use shohin_train::data::{BatchSize, Cursor, Data, Rows};
 use std::ops::Range;
 
 /// Tokens to learn from or to measure on.
@@ -104,6 +104,28 @@ impl Corpus {
     /// Rows of `row_tokens` tokens, or conversations.
     pub fn items(&self, row_tokens: usize) -> usize {
         self.data.len(row_tokens)
+    }
+
+    /// Steps after which everything was learned `epochs` times.
+    ///
+    /// # Errors
+    /// [`Error::Corpus`] for a conversation that is longer than a row.
+    pub fn steps(&self, options: &TrainOptions, epochs: f64) -> Result<u64> {
+        let recipe = options.recipe();
+        let micro = BatchSize { rows: (options.rows / options.accumulate).max(1), ..recipe.size };
+        if self.data.longest().is_some_and(|longest| longest > micro.row_tokens) {
+            return Err(self.too_long(micro.row_tokens));
+        }
+        let items = self.items(options.row_tokens) as f64;
+        let (mut cursor, mut rows, mut steps) = (Cursor::default(), Rows::default(), 0);
+        // A step of conversations has as many as fit.
+        while cursor.epoch as f64 + cursor.next as f64 / items < epochs {
+            for _ in 0..options.accumulate {
+                self.data.next(micro, options.order, options.seed, &mut cursor, &mut rows)?;
+            }
+            steps += 1;
+        }
+        Ok(steps)
     }
 
     /// The error of a conversation that is longer than a row.

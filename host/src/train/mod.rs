@@ -35,6 +35,11 @@ pub use shohin_train::trainer::{Progress, StepReport, TrainMemory};
 
 pub use corpus::Corpus;
 pub use recipe::{Method, TrainOptions, WeightKind};
+pub use shohin_train::data::Order;
+pub use shohin_train::loss::Loss;
+pub use shohin_train::optimizer::Optimizer;
+pub use shohin_train::plan::Checkpoints;
+pub use shohin_train::schedule::Schedule;
 
 /// A model whose weights are where training begins.
 #[derive(Debug)]

@@ -1,11 +1,13 @@
 //! The model that comes out, as a GGUF file.
 
 use super::Training;
-use crate::error::{Error, Result};
-use crate::new_file::NewFile;
+use crate::convert::ConvertOptions;
+use crate::error::Result;
 use shohin_core::Format;
 use shohin_core::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use shohin_core::model::program::{TensorId, TensorRole};
+use shohin_files::failed;
+use shohin_files::new_file::NewFile;
 use shohin_train::quantize::{self, Fake};
 use std::io::Write;
 use std::path::Path;
@@ -19,15 +21,33 @@ impl Training<'_> {
     /// ternary weights as PQ2_0 and 1-bit weights as Q1_0. A file that is there is replaced only if `replace` says so.
     ///
     /// # Errors
-    /// [`Error::Convert`] if the file is there; [`Error::Io`].
+    /// [`Error::Convert`](crate::Error::Convert) if the file is there; [`Error::File`](crate::Error::File).
     pub fn save(&self, path: impl AsRef<Path>, replace: bool) -> Result<()> {
         let path = path.as_ref();
         let file = crate::convert::new_file(path, replace)?;
         self.write(file, path)
     }
 
+    /// Writes the model as it is now to the folder `path`, as Hugging Face's libraries read it, with weights in F32. Files that
+    /// are there are replaced only if `replace` says so.
+    ///
+    /// # Errors
+    /// As [`convert_to_folder`](crate::convert::convert_to_folder).
+    pub fn save_folder(&self, path: impl AsRef<Path>, replace: bool) -> Result<()> {
+        let path = path.as_ref();
+        let failed = failed("write", path);
+        let beside = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let temporary = tempfile::tempdir_in(beside.unwrap_or(Path::new("."))).map_err(failed)?;
+        let name = path.file_name().unwrap_or_default();
+        let whole = temporary.path().join(name).with_extension("gguf");
+        self.save(&whole, false)?;
+        let options = ConvertOptions::new().replace(replace);
+        crate::convert::convert_to_folder(&whole, path, &options, |_, _| ())?;
+        Ok(())
+    }
+
     fn write(&self, mut file: NewFile, path: &Path) -> Result<()> {
-        let failed = |source| Error::Io { action: "write", path: path.into(), source };
+        let failed = failed("write", path);
         let gguf = self.base.model.gguf()?;
         let writer = self.header(&gguf)?;
         file.write_all(&writer.header()?).map_err(failed)?;
@@ -35,10 +55,10 @@ impl Training<'_> {
         let mut bytes = Vec::new();
         for tensor in gguf.tensors() {
             self.bytes_of(&gguf, tensor, &mut bytes)?;
-            body.push(&bytes, |bytes| file.write_all(bytes).map_err(failed))?;
+            body.push(&bytes, |bytes| Ok::<_, crate::Error>(file.write_all(bytes).map_err(failed)?))?;
         }
         body.finish()?;
-        file.finish().map_err(failed)
+        Ok(file.finish().map_err(failed)?)
     }
 
     fn header(&self, gguf: &Gguf<'_>) -> Result<GgufWriter> {

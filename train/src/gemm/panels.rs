@@ -67,8 +67,15 @@ fn transpose<'a>(panel: &mut [f32], width: usize, valid: usize, column: impl Fn(
 
 /// `from`, then zeros.
 fn copy(out: &mut [f32], from: &[f32]) {
-    if let (Ok(out), Ok(from)) = (<&mut [f32; 32]>::try_from(&mut *out), <&[f32; 32]>::try_from(from)) {
+    /// One move of a panel's row in registers.
+    fn whole<const N: usize>(out: &mut [f32], from: &[f32]) -> bool {
+        let (Ok(out), Ok(from)) = (<&mut [f32; N]>::try_from(out), <&[f32; N]>::try_from(from)) else {
+            return false;
+        };
         *out = *from;
+        true
+    }
+    if whole::<32>(out, from) || whole::<16>(out, from) || whole::<8>(out, from) {
         return;
     }
     let (valid, rest) = out.split_at_mut(from.len());
