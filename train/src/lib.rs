@@ -5,6 +5,7 @@
 extern crate alloc;
 
 pub mod batch;
+pub mod checkpoint;
 pub mod data;
 pub mod error;
 pub mod gemm;
@@ -16,5 +17,7 @@ pub mod quantize;
 pub mod run;
 pub mod schedule;
 pub mod tape;
+mod text;
 pub mod trainer;
+
 pub use error::{Error, Result};

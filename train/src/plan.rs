@@ -12,7 +12,9 @@ use core::str::FromStr;
 use shohin_core::error::Name;
 use shohin_core::{Error, Result};
 
-use crate::tape::{Node, Tape, ValueId};
+#[cfg(doc)]
+use crate::tape::Node;
+use crate::tape::{Tape, ValueId};
 
 /// Which activations are kept for the derivatives, and which are computed again (Chen et al. 2016, arXiv:1604.06174).
 ///
@@ -86,8 +88,18 @@ pub(crate) type Slot = usize;
 pub(crate) enum Step {
     /// Computes the values of a node.
     Forward { node: usize, reads: Vec<Slot>, writes: Vec<Slot> },
-    /// Replaces the hidden state's logits by their gradients, and writes that of the hidden state.
+    /// Replaces the hidden state's logits by their gradients, and writes that of the hidden state; in forward mode, its tangent
+    /// is read from there.
     Loss { hidden: Slot, grad: Option<Slot> },
+    /// Computes the tangent of a node's result.
+    Tangent {
+        node: usize,
+        /// Of [`Node::saved`].
+        saved: Vec<Slot>,
+        /// The tangents of [`Node::reads`]; none where they are 0.
+        tangents: Vec<Option<Slot>>,
+        out: Slot,
+    },
     /// Computes the gradients of what a node reads.
     Backward {
         node: usize,
@@ -159,6 +171,11 @@ impl Plan {
         }
     }
 
+    /// Plans a forward pass over `tape` that carries tangents.
+    pub(crate) fn forward_mode(tape: &Tape) -> Plan {
+        Planner::new(tape, &vec![Keep::Nothing; tape.segments.len()]).forward_mode()
+    }
+
     /// Bytes of all slots for `rows` rows.
     pub(crate) fn bytes(&self, rows: usize) -> u64 {
         self.slots.iter().map(|cols| (cols * rows).next_multiple_of(16) as u64 * 4).sum()
@@ -193,7 +210,7 @@ struct Planner<'t> {
     steps: Vec<Step>,
     /// The instance that holds each value now.
     values: Vec<Option<usize>>,
-    /// The instance that holds the gradient of each value now.
+    /// The instance that holds the gradient, or the tangent, of each value now.
     grads: Vec<Option<usize>>,
     recomputed: usize,
 }
@@ -229,6 +246,22 @@ impl<'t> Planner<'t> {
         for node in (0..tape.nodes.len()).rev() {
             self.backward(node);
         }
+        self.assigned()
+    }
+
+    fn forward_mode(mut self) -> Plan {
+        let tape = self.tape;
+        for node in 0..tape.nodes.len() {
+            self.forward(node);
+            self.tangent(node);
+        }
+        let hidden = self.touch(tape.hidden);
+        let grad = self.touch_grad(tape.hidden);
+        self.steps.push(Step::Loss { hidden, grad });
+        self.assigned()
+    }
+
+    fn assigned(self) -> Plan {
         let (slots, of) = assign(&self.instances);
         let mut steps = self.steps;
         for step in &mut steps {
@@ -252,13 +285,17 @@ impl<'t> Planner<'t> {
         instance
     }
 
+    /// The instance of a value's gradient or tangent, if there is one, which the next step reads.
+    fn touch_grad(&mut self, value: ValueId) -> Option<usize> {
+        let instance = self.grads[value.index()]?;
+        self.instances[instance].end = self.steps.len();
+        Some(instance)
+    }
+
     fn forward(&mut self, at: usize) {
         let node = &self.tape.nodes[at];
         let reads: Vec<usize> = node.reads().iter().map(|id| self.touch(*id)).collect();
-        let over = match node {
-            Node::LinearAdd { to, .. } => self.values[to.index()],
-            _ => None,
-        };
+        let over = node.added_to().and_then(|to| self.values[to.index()]);
         let mut writes = Vec::new();
         for id in node.writes() {
             let instance = self.instance(self.tape.value(id).cols, over);
@@ -266,6 +303,22 @@ impl<'t> Planner<'t> {
             writes.push(instance);
         }
         self.steps.push(Step::Forward { node: at, reads, writes });
+    }
+
+    fn tangent(&mut self, at: usize) {
+        let tape = self.tape;
+        let node = &tape.nodes[at];
+        let result = *tape.value(node.out());
+        if !result.grad {
+            return;
+        }
+        let trained = node.tensor().is_some_and(|id| tape.is_trained(id));
+        let saved = node.saved(trained).iter().map(|id| self.touch(*id)).collect();
+        let tangents = node.reads().iter().map(|id| self.touch_grad(*id)).collect();
+        let over = node.added_to().and_then(|to| self.grads[to.index()]);
+        let out = self.instance(result.cols, over);
+        self.grads[node.out().index()] = Some(out);
+        self.steps.push(Step::Tangent { node: at, saved, tangents, out });
     }
 
     /// Computes a value again, if it is not there.
@@ -301,7 +354,7 @@ impl<'t> Planner<'t> {
             }
             let there = self.grads[id.index()];
             // What is added to passes its gradient on as it is.
-            let passed = matches!(node, Node::LinearAdd { to, .. } if *to == id);
+            let passed = node.added_to() == Some(id);
             let slot = match there {
                 Some(there) => {
                     self.instances[there].end = self.steps.len();
@@ -327,6 +380,10 @@ impl Step {
             Step::Loss { hidden, grad } => {
                 *hidden = of(*hidden);
                 grad.iter_mut().for_each(|slot| *slot = of(*slot));
+            }
+            Step::Tangent { saved, tangents, out, .. } => {
+                saved.iter_mut().chain(tangents.iter_mut().flatten()).for_each(|slot| *slot = of(*slot));
+                *out = of(*out);
             }
             Step::Backward { saved, grad, to, .. } => {
                 saved.iter_mut().for_each(|slot| *slot = of(*slot));

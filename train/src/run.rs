@@ -1,5 +1,7 @@
-//! Steps of a tape: the loss of a batch and its gradients.
+//! Steps of a tape: the loss of a batch and its gradients, or its derivative along a direction.
 #![forbid(unsafe_code)]
+
+mod tangent;
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -17,9 +19,9 @@ use crate::batch::Batch;
 use crate::gemm::{Gemm, Line, Store, Weight};
 use crate::loss::Loss;
 use crate::op::rope::{Angles, Heads};
-use crate::op::{self, Gradient, attention, embed, head, linear, norm, swiglu};
+use crate::op::{self, Gradient, attention, embed, experts, head, linear, norm, swiglu};
 use crate::plan::{Checkpoints, Plan, Slot, Step, Target};
-use crate::tape::{Node, Tape, ValueId};
+use crate::tape::{Mixture, Node, Tape, ValueId};
 
 /// A tensor of a program as a step reads it.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,8 @@ pub struct StepMemory {
     pub activations: u64,
     /// The logits of a few rows, and their hidden states.
     pub logits: u64,
+    /// Probabilities of experts, and the rows of one with their products.
+    pub experts: u64,
     /// What workers pack, and scores of attention.
     pub workers: u64,
     /// Cosines and sines.
@@ -59,7 +63,7 @@ pub struct StepMemory {
 impl StepMemory {
     /// All bytes.
     pub fn total(&self) -> u64 {
-        self.activations + self.logits + self.workers + self.angles
+        self.activations + self.logits + self.experts + self.workers + self.angles
     }
 }
 
@@ -73,6 +77,7 @@ pub struct Steps<'p> {
     slots: Vec<Vec<Line>>,
     gemm: Gemm<'p>,
     attention: attention::Memory,
+    experts: experts::Memory,
     head: head::Memory,
     angles: Angles,
     positions: Vec<u32>,
@@ -80,6 +85,21 @@ pub struct Steps<'p> {
     ranges: Vec<Option<Range<usize>>>,
     num_trained: usize,
     not_finite: Option<usize>,
+    forward_mode: Option<ForwardMode>,
+}
+
+/// What a forward pass with tangents computes in which order, and where.
+#[derive(Debug)]
+struct ForwardMode {
+    plan: Plan,
+    slots: Vec<Vec<Line>>,
+}
+
+impl ForwardMode {
+    fn new(tape: &Tape) -> Self {
+        let plan = Plan::forward_mode(tape);
+        ForwardMode { slots: vec![Vec::new(); plan.slots.len()], plan }
+    }
 }
 
 impl<'p> Steps<'p> {
@@ -109,6 +129,7 @@ impl<'p> Steps<'p> {
             slots: vec![Vec::new(); plan.slots.len()],
             gemm: Gemm::new(isa, pool),
             attention: attention::Memory::new(isa, pool),
+            experts: experts::Memory::default(),
             head: head::Memory::default(),
             angles: Angles::default(),
             positions: Vec::new(),
@@ -118,6 +139,7 @@ impl<'p> Steps<'p> {
             ranges,
             num_trained: at,
             not_finite: None,
+            forward_mode: None,
         })
     }
 
@@ -151,7 +173,7 @@ impl<'p> Steps<'p> {
         self.plan.recomputed
     }
 
-    /// The bytes that a step allocates.
+    /// The bytes that [`Steps::run`] allocates.
     pub fn memory(&self) -> StepMemory {
         let StepOptions { rows, longest, .. } = self.options;
         let heads = self.program.heads;
@@ -161,8 +183,24 @@ impl<'p> Steps<'p> {
         StepMemory {
             activations: self.plan.bytes(rows),
             logits: head::Memory::bytes(rows, hidden, self.program.vocab()),
+            experts: experts::Memory::bytes(rows, self.program),
             workers: workers * of_worker,
             angles: Angles::bytes(longest, heads.dim / 2),
+        }
+    }
+
+    /// The bytes that [`Steps::tangent`] allocates. What is no activation, it shares with [`Steps::run`].
+    pub fn tangent_memory(&self) -> StepMemory {
+        let StepOptions { rows, longest, .. } = self.options;
+        let workers = self.gemm.pool().workers().max(1) as u64;
+        let memory = self.memory();
+        StepMemory {
+            activations: Plan::forward_mode(&self.tape).bytes(rows),
+            logits: memory.logits + head::Memory::tangent_bytes(rows, self.program.vocab()),
+            experts: memory.experts + experts::Memory::tangent_bytes(rows, self.program),
+            workers: memory.workers
+                + workers * attention::Memory::tangent_bytes(longest, self.program.heads.dim),
+            ..memory
         }
     }
 
@@ -180,7 +218,27 @@ impl<'p> Steps<'p> {
         gradients: &mut [f32],
     ) -> Result<f64> {
         self.check(tensors, batch, gradients.len())?;
-        self.sweep(tensors, batch, Sweep::Gradients(loss, total, gradients))
+        Ok(self.sweep(tensors, batch, Sweep::Gradients(loss, total, gradients)).loss)
+    }
+
+    /// The loss of `batch` as in [`Steps::run`], and its derivative along `direction`, in which [`Steps::range`] has the part of
+    /// each trained tensor: the product of gradients and direction, computed by a forward pass that carries each value's
+    /// derivative (Wengert 1964, "A simple automatic derivative evaluation program"). Along quantized weights it is that of
+    /// their masters, straight through.
+    ///
+    /// # Errors
+    /// As [`Steps::run`].
+    pub fn tangent(
+        &mut self,
+        tensors: &[Tensor<'_>],
+        direction: &[f32],
+        batch: &Batch<'_>,
+        loss: &Loss,
+        total: f64,
+    ) -> Result<(f64, f64)> {
+        self.check(tensors, batch, direction.len())?;
+        let outcome = self.sweep(tensors, batch, Sweep::Tangent(loss, total, direction));
+        Ok((outcome.loss, outcome.derivative))
     }
 
     /// The loss alone.
@@ -195,7 +253,7 @@ impl<'p> Steps<'p> {
         total: f64,
     ) -> Result<f64> {
         self.check(tensors, batch, self.num_trained)?;
-        self.sweep(tensors, batch, Sweep::Loss(loss, total))
+        Ok(self.sweep(tensors, batch, Sweep::Loss(loss, total)).loss)
     }
 
     /// The final hidden states, `(rows, cols)`, to `to`.
@@ -204,7 +262,8 @@ impl<'p> Steps<'p> {
     /// As [`Steps::run`].
     pub fn hidden(&mut self, tensors: &[Tensor<'_>], batch: &Batch<'_>, to: &mut Vec<f32>) -> Result<()> {
         self.check(tensors, batch, self.num_trained)?;
-        self.sweep(tensors, batch, Sweep::Hidden(to)).map(|_| ())
+        self.sweep(tensors, batch, Sweep::Hidden(to));
+        Ok(())
     }
 
     /// The first row of the last batch whose loss was not a finite number.
@@ -212,7 +271,7 @@ impl<'p> Steps<'p> {
         self.not_finite
     }
 
-    fn sweep(&mut self, tensors: &[Tensor<'_>], batch: &Batch<'_>, sweep: Sweep<'_>) -> Result<f64> {
+    fn sweep(&mut self, tensors: &[Tensor<'_>], batch: &Batch<'_>, sweep: Sweep<'_>) -> head::Outcome {
         let rows = batch.tokens.len();
         let longest = batch.lengths.iter().copied().max().unwrap_or(0);
         self.angles.extend(&self.program.rope, longest);
@@ -220,7 +279,16 @@ impl<'p> Steps<'p> {
         for len in batch.lengths {
             self.positions.extend(0..*len as u32);
         }
-        for (slot, cols) in self.slots.iter_mut().zip(&self.plan.slots) {
+        let (plan, slots, direction) = match sweep {
+            Sweep::Tangent(_, _, direction) => {
+                let mode = self.forward_mode.get_or_insert_with(|| ForwardMode::new(&self.tape));
+                (&mode.plan, &mut mode.slots, direction)
+            }
+            Sweep::Hidden(_) | Sweep::Loss(..) | Sweep::Gradients(..) => {
+                (&self.plan, &mut self.slots, &[][..])
+            }
+        };
+        for (slot, cols) in slots.iter_mut().zip(&plan.slots) {
             let lines = (cols * rows).div_ceil(16);
             if slot.len() < lines {
                 slot.resize(lines, Line::ZERO);
@@ -229,9 +297,10 @@ impl<'p> Steps<'p> {
         let mut one = One {
             program: self.program,
             tape: &self.tape,
-            slots: Slots { slots: &mut self.slots, rows },
+            slots: Slots { slots, rows },
             gemm: &mut self.gemm,
             attention: &mut self.attention,
+            experts: &mut self.experts,
             head: &mut self.head,
             angles: &self.angles,
             positions: &self.positions,
@@ -239,10 +308,11 @@ impl<'p> Steps<'p> {
             tensors: Tensors(tensors),
             batch,
             gradients: &mut [],
+            direction,
             ranges: &self.ranges,
         };
         let (mut sweep, mut outcome) = (sweep, head::Outcome::default());
-        for step in &self.plan.steps {
+        for step in &plan.steps {
             match (step, &mut sweep) {
                 (Step::Forward { node, reads, writes }, _) => one.forward(*node, reads, writes),
                 (Step::Loss { hidden, .. }, Sweep::Hidden(to)) => {
@@ -258,11 +328,17 @@ impl<'p> Steps<'p> {
                     one.gradients = take(gradients);
                     outcome = one.loss(loss, *total, *hidden, *grad);
                 }
+                (Step::Loss { hidden, grad }, Sweep::Tangent(loss, total, _)) => {
+                    outcome = one.loss_tangent(loss, *total, *hidden, *grad);
+                }
+                (Step::Tangent { node, saved, tangents, out }, _) => {
+                    one.tangent(*node, saved, tangents, *out);
+                }
                 (Step::Backward { node, saved, grad, to }, _) => one.backward(*node, saved, *grad, to),
             }
         }
         self.not_finite = outcome.not_finite;
-        Ok(outcome.loss)
+        outcome
     }
 
     fn check(&self, tensors: &[Tensor<'_>], batch: &Batch<'_>, gradients: usize) -> Result<()> {
@@ -305,6 +381,8 @@ enum Sweep<'a> {
     Loss(&'a Loss, f64),
     /// All of it; gradients are added to these.
     Gradients(&'a Loss, f64, &'a mut [f32]),
+    /// The loss and its derivative along this direction.
+    Tangent(&'a Loss, f64, &'a [f32]),
 }
 
 /// The values and gradients of a batch.
@@ -396,6 +474,7 @@ struct One<'s, 'p> {
     slots: Slots<'s>,
     gemm: &'s mut Gemm<'p>,
     attention: &'s mut attention::Memory,
+    experts: &'s mut experts::Memory,
     head: &'s mut head::Memory,
     angles: &'s Angles,
     positions: &'s [u32],
@@ -403,6 +482,7 @@ struct One<'s, 'p> {
     tensors: Tensors<'s>,
     batch: &'s Batch<'s>,
     gradients: &'s mut [f32],
+    direction: &'s [f32],
     ranges: &'s [Option<Range<usize>>],
 }
 
@@ -414,6 +494,12 @@ impl<'s, 'p: 's> One<'s, 'p> {
     fn heads(&self, norm: Option<TensorId>, eps: f32) -> Heads<'s> {
         let norm = norm.map(|id| self.tensors.vector(id));
         Heads { angles: self.angles, pairing: self.program.pairing, positions: self.positions, norm, eps }
+    }
+
+    fn layer(&self, mixture: Mixture, logits: ValueId) -> experts::Layer<'s> {
+        let Mixture { gate, up, down, used, normalize } = mixture;
+        let weights = [gate, up, down].map(|id| self.tensors.matrix(id));
+        experts::Layer { weights, count: self.cols(logits), used, normalize }
     }
 
     fn shape(&self) -> attention::Shape<'s> {
@@ -449,6 +535,15 @@ impl<'s, 'p: 's> One<'s, 'p> {
                 let x = self.slots.read(reads[0], self.cols(x));
                 linear::forward(self.gemm, x, self.tensors.matrix(weight), out.data(), Store::Add);
             }
+            Node::Experts { x, logits, mixture, .. } => {
+                if reads[2] != writes[0] {
+                    out.data().copy_from_slice(self.slots.read(reads[2], cols));
+                }
+                let layer = self.layer(mixture, logits);
+                let x = self.slots.read(reads[0], self.cols(x));
+                let logits = self.slots.read(reads[1], self.cols(logits));
+                layer.forward(self.gemm, self.experts, [x, logits], out.data());
+            }
             Node::Swiglu { .. } => {
                 let [gate, up] = [0, 1].map(|i| self.slots.read(reads[i], cols));
                 swiglu::forward(pool, isa, gate, up, out.data());
@@ -466,6 +561,19 @@ impl<'s, 'p: 's> One<'s, 'p> {
             }
         }
         self.slots.put(out);
+    }
+
+    /// Passes the gradient of a sum on to what the operation added to.
+    fn pass(&mut self, dy: &mut Taken, cols: usize, to: Option<Target>) {
+        // It may be there already.
+        if let Some(target) = to.filter(|target| target.slot != dy.slot) {
+            let mut passed = self.slots.take(target.slot, cols);
+            match target.add {
+                true => op::add(self.gemm.pool(), passed.data(), dy.data()),
+                false => passed.data().copy_from_slice(dy.data()),
+            }
+            self.slots.put(passed);
+        }
     }
 
     fn loss(&mut self, loss: &Loss, total: f64, hidden: Slot, grad: Option<Slot>) -> head::Outcome {
@@ -514,16 +622,17 @@ impl<'s, 'p: 's> One<'s, 'p> {
                     linear::backward_weight(self.gemm, dy.data(), x, inputs, dw);
                 }
                 self.slots.put_all(targets);
-                // What it was added to has the same gradient.
-                let other = to.get(1).copied().flatten().filter(|target| target.slot != grad);
-                if let Some(target) = other {
-                    let mut passed = self.slots.take(target.slot, cols);
-                    match target.add {
-                        true => op::add(pool, passed.data(), dy.data()),
-                        false => passed.data().copy_from_slice(dy.data()),
-                    }
-                    self.slots.put(passed);
-                }
+                self.pass(&mut dy, cols, to.get(1).copied().flatten());
+            }
+            Node::Experts { x, logits, mixture, .. } => {
+                let layer = self.layer(mixture, logits);
+                let widths = [self.cols(x), self.cols(logits)];
+                let mut targets = self.slots.targets([to[0], to[1]], widths);
+                let read = [0, 1].map(|i| self.slots.read(saved[i], widths[i]));
+                let [dx, dlogits] = &mut targets;
+                layer.backward(self.gemm, self.experts, read, dy.data(), [gradient(dx), gradient(dlogits)]);
+                self.slots.put_all(targets);
+                self.pass(&mut dy, cols, to[2]);
             }
             Node::Swiglu { .. } => {
                 let mut targets = self.slots.targets([to[0], to[1]], [cols; 2]);

@@ -11,7 +11,7 @@ use core::ops::Range;
 
 use heapless::Vec as ArrayVec;
 use shohin_core::error::Name;
-use shohin_core::model::program::{BufferId, Op, Program, TensorId};
+use shohin_core::model::program::{self, BufferId, Op, Program, TensorId};
 use shohin_core::{Error, Result};
 
 /// A value of a [`Tape`]: an index into [`Tape::values`].
@@ -36,6 +36,21 @@ pub struct Value {
     pub node: usize,
     /// Whether a tensor that is trained is before it, so that the loss has a gradient by it.
     pub grad: bool,
+}
+
+/// The experts of a block, whose weights are frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mixture {
+    /// `(outputs, cols)` of each expert.
+    pub gate: TensorId,
+    /// `(outputs, cols)` of each expert.
+    pub up: TensorId,
+    /// `(cols, outputs)` of each expert.
+    pub down: TensorId,
+    /// How many experts a row uses.
+    pub used: usize,
+    /// Whether the probabilities of these are divided by their sum.
+    pub normalize: bool,
 }
 
 /// An operation with its operands. `x`, `to` and so on are read, `out` is written.
@@ -88,6 +103,19 @@ pub enum Node {
         /// `(rows, cols)`
         out: ValueId,
     },
+    /// `out = to + sum_e p_e (silu(x G_e^T) * (x U_e^T)) D_e^T` over the experts `e` of the highest `p = softmax(logits)`.
+    Experts {
+        /// `(rows, cols)`
+        x: ValueId,
+        /// `(rows, experts)`
+        logits: ValueId,
+        /// The experts.
+        mixture: Mixture,
+        /// `(rows, cols)`
+        to: ValueId,
+        /// `(rows, cols)`
+        out: ValueId,
+    },
     /// Each head of `x`, normalized if there is a norm, then rotated to its position.
     Rope {
         /// `(rows, heads * head_dim)`
@@ -122,6 +150,7 @@ impl Node {
             Node::RmsNorm { x, .. } | Node::Linear { x, .. } | Node::Rope { x, .. } => &[*x],
             Node::LinearAdd { x, to, .. } => &[*x, *to],
             Node::Swiglu { gate, up, .. } => &[*gate, *up],
+            Node::Experts { x, logits, to, .. } => &[*x, *logits, *to],
             Node::Attention { q, k, v, .. } => &[*q, *k, *v],
         };
         ids.iter().copied().collect()
@@ -136,6 +165,7 @@ impl Node {
             | Node::Linear { out, .. }
             | Node::LinearAdd { out, .. }
             | Node::Swiglu { out, .. }
+            | Node::Experts { out, .. }
             | Node::Rope { out, .. } => &[*out],
         };
         ids.iter().copied().collect()
@@ -146,7 +176,7 @@ impl Node {
         self.writes()[0]
     }
 
-    /// The tensor that it reads.
+    /// The tensor that it reads, if that can be trained.
     pub fn tensor(&self) -> Option<TensorId> {
         match self {
             Node::Embed { table, .. } => Some(*table),
@@ -154,7 +184,20 @@ impl Node {
                 Some(*weight)
             }
             Node::Rope { norm, .. } => *norm,
-            Node::Swiglu { .. } | Node::Attention { .. } => None,
+            Node::Swiglu { .. } | Node::Experts { .. } | Node::Attention { .. } => None,
+        }
+    }
+
+    /// What it adds its result to, whose gradient is that of the sum.
+    pub fn added_to(&self) -> Option<ValueId> {
+        match self {
+            Node::LinearAdd { to, .. } | Node::Experts { to, .. } => Some(*to),
+            Node::Embed { .. }
+            | Node::RmsNorm { .. }
+            | Node::Linear { .. }
+            | Node::Swiglu { .. }
+            | Node::Rope { .. }
+            | Node::Attention { .. } => None,
         }
     }
 
@@ -166,6 +209,7 @@ impl Node {
             Node::Linear { x, .. } | Node::LinearAdd { x, .. } if trained => &[*x],
             Node::Linear { .. } | Node::LinearAdd { .. } => &[],
             Node::Swiglu { gate, up, .. } => &[*gate, *up],
+            Node::Experts { x, logits, .. } => &[*x, *logits],
             Node::Rope { x, norm: Some(_), .. } => &[*x],
             Node::Rope { norm: None, .. } => &[],
             Node::Attention { q, k, v, out, lse } => &[*q, *k, *v, *out, *lse],
@@ -199,7 +243,7 @@ impl Tape {
     /// The operations of `program`, of which the tensors that `trained` names learn.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a mixture of depths, a split program, or a mixture of experts.
+    /// [`Error::Unsupported`] for a mixture of depths, a split program, or if the weights of experts are to be trained.
     pub fn new(program: &Program, trained: impl Fn(TensorId) -> bool) -> Result<Tape> {
         let trained: Vec<bool> = program.tensor_ids().map(trained).collect();
         let tape =
@@ -349,12 +393,31 @@ impl Lowering<'_> {
                 let lse = self.value("lse", heads, &[q, k, v], None);
                 self.push(*out, cols, &[q, k, v], None, |out| Node::Attention { q, k, v, out, lse });
             }
-            Op::Experts(_) => return Err(refused("a mixture of experts", "dense feed-forward blocks")),
+            Op::Experts(experts) => self.experts(experts)?,
             Op::Select { .. } | Op::Merge { .. } => {
                 return Err(refused("a mixture of depths", "blocks that all tokens take part in"));
             }
             Op::Exchange(_) => return Err(refused("a split program", "a program of one rank")),
         }
+        Ok(())
+    }
+
+    fn experts(&mut self, experts: &program::Experts) -> Result<()> {
+        let program::Experts { router, gate, up, down, used, normalize, .. } = *experts;
+        if [gate, up, down].into_iter().any(|id| self.tape.is_trained(id)) {
+            return Err(refused("training the weights of experts", "experts that are frozen"));
+        }
+        let (x, to) = (self.read(experts.x)?, self.read(experts.to)?);
+        let logits = self.linear(x, router, experts.probabilities);
+        let cols = self.tape.value(to).cols;
+        let mixture = Mixture { gate, up, down, used, normalize };
+        self.push(experts.to, cols, &[x, logits, to], None, |out| Node::Experts {
+            x,
+            logits,
+            mixture,
+            to,
+            out,
+        });
         Ok(())
     }
 

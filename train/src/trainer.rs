@@ -27,7 +27,7 @@ use crate::loss::Loss;
 use crate::op;
 use crate::optimizer::{Moments, Optimizer, clip_by_norm, clip_by_value};
 use crate::plan::Checkpoints;
-use crate::quantize::{Fake, GROUP};
+use crate::quantize::{self, Fake, GROUP};
 use crate::run::{StepMemory, StepOptions, Steps, Tensor};
 use crate::schedule::{Plateau, Schedule};
 
@@ -171,6 +171,8 @@ impl<'p> Trainer<'p> {
         if recipe.accumulate == 0 || !recipe.size.rows.is_multiple_of(recipe.accumulate) {
             return Err(unsupported("micro-batches", "another number", "a divisor of the rows of a step"));
         }
+        recipe.optimizer.check()?;
+        recipe.schedule.check()?;
         let micro = BatchSize { rows: recipe.size.rows / recipe.accumulate, ..recipe.size };
         let options = StepOptions {
             rows: micro.tokens(),
@@ -193,13 +195,17 @@ impl<'p> Trainer<'p> {
                     expected,
                 ));
             }
+            let master = &mut masters[range];
             match &base[id.index()] {
-                Tensor::Vector(data) => masters[range].copy_from_slice(data),
+                Tensor::Vector(data) => master.copy_from_slice(data),
                 Tensor::Matrix(weight) => {
-                    for (row, to) in masters[range].chunks_exact_mut(spec.cols).enumerate() {
+                    for (row, to) in master.chunks_exact_mut(spec.cols).enumerate() {
                         weight.row(isa, row, to);
                     }
                 }
+            }
+            if let Some(fake) = fake {
+                quantize::masters(isa, fake, master);
             }
         }
         let moments = recipe.optimizer.moments();
@@ -342,7 +348,10 @@ impl<'p> Trainer<'p> {
     /// [`Error::NotFinite`] for a loss or gradients that are not finite: the weights are then those before the step.
     /// [`Error::Core`] for tokens outside of the vocabulary, sequences longer than a micro-batch, or if a rank is lost.
     pub fn step(&mut self, data: &Data) -> Result<StepReport> {
-        let Recipe { accumulate, order, seed, .. } = self.recipe;
+        let Recipe { accumulate, order, seed, loss, .. } = self.recipe;
+        if loss.needs_teacher() && self.teacher.is_none() {
+            return Err(unsupported("a loss against a teacher", "no teacher", "a model to learn from"));
+        }
         let (micro, mut cursor) = (self.micro(), self.progress.cursor);
         self.rows.resize_with(accumulate, Rows::default);
         for rows in &mut self.rows {

@@ -2,6 +2,7 @@
 //! comments define the fixtures).
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use shohin_core::attention::AttentionPattern;
@@ -103,7 +104,20 @@ fn splitmix64(x: u64) -> u64 {
     z ^ z >> 31
 }
 
+/// Element `j` of the fixtures' vector `v` of 1 and -1.
+fn sign(v: u64, j: u64) -> f64 {
+    if splitmix64((v << 32) + j) >> 63 == 1 { -1.0 } else { 1.0 }
+}
+
 impl Expected {
+    /// The product of the gradient with vector `v` of 1 and -1.
+    fn along(&self, v: u64) -> f64 {
+        match &self.values {
+            Ok(values) => values.iter().zip(0..).map(|(x, j)| f64::from(*x) * sign(v, j)).sum(),
+            Err(products) => products[v as usize],
+        }
+    }
+
     /// The relative distance of `found`.
     fn distance(&self, found: &[f32]) -> f64 {
         let squared: f64 = match &self.values {
@@ -112,10 +126,8 @@ impl Expected {
                 values.iter().zip(found).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum()
             }
             Err(products) => {
-                let of = |v: u64| -> f64 {
-                    let sign = |j: u64| if splitmix64((v << 32) + j) >> 63 == 1 { -1.0 } else { 1.0 };
-                    found.iter().zip(0..).map(|(x, j)| f64::from(*x) * sign(j)).sum()
-                };
+                let of =
+                    |v: u64| -> f64 { found.iter().zip(0..).map(|(x, j)| f64::from(*x) * sign(v, j)).sum() };
                 let squares = products.iter().zip(0..).map(|(p, v)| (p - of(v)).powi(2));
                 squares.sum::<f64>() / products.len() as f64
             }
@@ -158,14 +170,16 @@ impl Model {
     }
 }
 
-/// The loss, and the gradients of the tensors that the fixture has.
-fn run(
+const LOSS: Loss = Loss::CrossEntropy { smoothing: 0.0 };
+
+/// Steps that train the tensors that the fixture has.
+fn steps<'p>(
     case: &Case,
-    model: &Model,
+    model: &'p Model,
     checkpoints: Checkpoints,
     isa: Isa,
-    pool: &dyn Pool,
-) -> (f64, Vec<Vec<f32>>, u64) {
+    pool: &'p dyn Pool,
+) -> Steps<'p> {
     let program = model.model.program();
     let trained = |id: TensorId| case.tensors.iter().any(|t| t.name == program.tensor(id).name);
     let options = StepOptions {
@@ -174,21 +188,41 @@ fn run(
         checkpoints,
         pattern: case.pattern,
     };
-    let mut steps = Steps::new(program, trained, options, isa, pool).unwrap();
-    let batch = Batch {
-        tokens: &case.tokens,
-        lengths: &case.lengths,
-        targets: &case.targets,
-        weights: &case.weights,
-        teacher: None,
-    };
+    Steps::new(program, trained, options, isa, pool).unwrap()
+}
+
+impl Case {
+    fn batch(&self) -> Batch<'_> {
+        Batch {
+            tokens: &self.tokens,
+            lengths: &self.lengths,
+            targets: &self.targets,
+            weights: &self.weights,
+            teacher: None,
+        }
+    }
+}
+
+/// The part of a tensor in gradients.
+fn part(model: &Model, steps: &Steps<'_>, name: &str) -> Range<usize> {
+    let program = model.model.program();
+    let id = program.tensor_ids().find(|id| program.tensor(*id).name == name).unwrap();
+    steps.range(id).unwrap()
+}
+
+/// The loss, and the gradients of the tensors that the fixture has.
+fn run(
+    case: &Case,
+    model: &Model,
+    checkpoints: Checkpoints,
+    isa: Isa,
+    pool: &dyn Pool,
+) -> (f64, Vec<Vec<f32>>, u64) {
+    let mut steps = steps(case, model, checkpoints, isa, pool);
+    let batch = case.batch();
     let mut gradients = vec![0.0; steps.num_trained()];
-    let loss = Loss::CrossEntropy { smoothing: 0.0 };
-    let loss = steps.run(&model.tensors(), &batch, &loss, batch.total(), &mut gradients).unwrap();
-    let of = |t: &Expected| {
-        let id = program.tensor_ids().find(|id| program.tensor(*id).name == t.name).unwrap();
-        gradients[steps.range(id).unwrap()].to_vec()
-    };
+    let loss = steps.run(&model.tensors(), &batch, &LOSS, batch.total(), &mut gradients).unwrap();
+    let of = |t: &Expected| gradients[part(model, &steps, &t.name)].to_vec();
     (loss, case.tensors.iter().map(of).collect(), steps.memory().activations)
 }
 
@@ -240,9 +274,100 @@ fn of_llama() {
 }
 
 #[test]
+fn of_mixtures_of_experts() {
+    check("qwen3moe");
+    check("qwen3moe-plain");
+}
+
+#[test]
+fn weights_of_experts_are_not_trained() {
+    let case = Case::read("qwen3moe");
+    let model = Model::load(&case);
+    let options =
+        StepOptions { rows: 8, longest: 8, checkpoints: Checkpoints::None, pattern: AttentionPattern::Full };
+    let program = model.model.program();
+    for of in ["gate", "up", "down"] {
+        let trained = |id: TensorId| program.tensor(id).name == format!("blk.1.ffn_{of}_exps.weight");
+        let error = Steps::new(program, trained, options, Isa::detect(), &Serial).unwrap_err();
+        assert!(error.to_string().contains("training the weights of experts"), "{error}");
+    }
+}
+
+#[test]
 fn of_packed_models() {
     check("sprout");
     check("sprout-q1");
+}
+
+/// The derivative along directions of 1 and -1 is the product with the gradients, and that with the fixture's.
+fn check_tangents(name: &str) {
+    let case = Case::read(name);
+    let model = Model::load(&case);
+    let (tensors, batch) = (model.tensors(), case.batch());
+    let mut steps = steps(&case, &model, Checkpoints::None, Isa::detect(), &Serial);
+    let mut gradients = vec![0.0; steps.num_trained()];
+    let loss = steps.run(&tensors, &batch, &LOSS, batch.total(), &mut gradients).unwrap();
+    let norm = case.tensors.iter().map(|t| t.norm.powi(2)).sum::<f64>().sqrt();
+    let (mut worst, mut farthest) = (0.0f64, 0.0f64);
+    for v in 0..4 {
+        let mut direction = vec![0.0; steps.num_trained()];
+        for t in &case.tensors {
+            let part = &mut direction[part(&model, &steps, &t.name)];
+            part.iter_mut().zip(0..).for_each(|(d, j)| *d = sign(v, j) as f32);
+        }
+        let (again, found) = steps.tangent(&tensors, &direction, &batch, &LOSS, batch.total()).unwrap();
+        assert!(again == loss, "{name}: loss {again}, not {loss}");
+        let product = gradients.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d));
+        let product: f64 = product.sum();
+        // Relative to the norm: products may cancel.
+        worst = worst.max((found - product).abs() / norm);
+        let want: f64 = case.tensors.iter().map(|t| t.along(v)).sum();
+        farthest = farthest.max((found - want).abs() / norm);
+    }
+    println!("{name}: {worst:.2e} from the gradients, {farthest:.2e} from the fixture");
+    assert!(worst < 1e-5 && farthest < 2e-5, "{name}: {worst:.2e} {farthest:.2e}");
+}
+
+#[test]
+fn tangents_are_products_with_gradients() {
+    for name in ["qwen3-tied-yarn", "qwen3-untied", "qwen3-longrope", "llama3"] {
+        check_tangents(name);
+    }
+    for name in ["qwen3-tied-yarn-window", "qwen3-alibi", "qwen3moe", "qwen3moe-plain"] {
+        check_tangents(name);
+    }
+    for name in ["sprout", "sprout-q1"] {
+        check_tangents(name);
+    }
+}
+
+/// What is not trained has no tangent.
+#[test]
+fn tangents_of_a_part() {
+    let case = Case::read("qwen3moe");
+    let model = Model::load(&case);
+    let program = model.model.program();
+    let parts =
+        ["attn_k.weight", "attn_v.weight", "attn_q_norm.weight", "ffn_gate_inp.weight", "output_norm"];
+    for part in parts.into_iter().chain(["token_embd"]) {
+        let trained = |id: TensorId| program.tensor(id).name.contains(part);
+        let options = StepOptions {
+            rows: case.tokens.len(),
+            longest: case.lengths.iter().copied().max().unwrap(),
+            checkpoints: Checkpoints::None,
+            pattern: case.pattern,
+        };
+        let mut steps = Steps::new(program, trained, options, Isa::detect(), &Serial).unwrap();
+        let (batch, mut gradients) = (case.batch(), vec![0.0; steps.num_trained()]);
+        steps.run(&model.tensors(), &batch, &LOSS, batch.total(), &mut gradients).unwrap();
+        // Its product with the gradients' own signs does not cancel.
+        let direction: Vec<f32> = gradients.iter().map(|g| g.signum()).collect();
+        let want: f64 = gradients.iter().map(|g| f64::from(g.abs())).sum();
+        let (_, found) = steps.tangent(&model.tensors(), &direction, &batch, &LOSS, batch.total()).unwrap();
+        assert!((found / want - 1.0).abs() < 2e-5, "{part}: {found}, not {want}");
+        let (memory, tangents) = (steps.memory(), steps.tangent_memory());
+        assert!(tangents.total() > 0 && memory.experts > 0 && tangents.experts > memory.experts);
+    }
 }
 
 /// Jobs in reverse order, as if there were three workers.
@@ -260,7 +385,7 @@ impl Pool for Three {
 
 #[test]
 fn bits_do_not_depend_on_what_is_kept_nor_on_workers() {
-    for name in ["sprout", "qwen3-tied-yarn-window", "llama3"] {
+    for name in ["sprout", "qwen3-tied-yarn-window", "llama3", "qwen3moe", "qwen3moe-plain"] {
         let case = Case::read(name);
         let model = Model::load(&case);
         let isa = Isa::detect();
@@ -277,5 +402,11 @@ fn bits_do_not_depend_on_what_is_kept_nor_on_workers() {
                 assert!(bytes <= most, "{name} {checkpoints}: {bytes} over {most}");
             }
         }
+        let tangents = [&Serial as &dyn Pool, &Three].map(|pool| {
+            let mut steps = steps(&case, &model, Checkpoints::None, isa, pool);
+            let (batch, direction) = (case.batch(), vec![1.0; steps.num_trained()]);
+            steps.tangent(&model.tensors(), &direction, &batch, &LOSS, batch.total()).unwrap()
+        });
+        assert!(tangents[0] == tangents[1] && tangents[0].0 == loss, "{name}");
     }
 }

@@ -287,6 +287,15 @@ impl<'a> Matrix<'a> {
         self.data
     }
 
+    /// Rows `rows`, of a matrix that stacks several.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn slice_rows(&self, rows: core::ops::Range<usize>) -> Self {
+        let data = &self.data[rows.start * self.row_bytes..rows.end * self.row_bytes];
+        Matrix { rows: rows.len(), data, ..*self }
+    }
+
     /// Checks that row `row` exists, and that it has `len` elements.
     pub(crate) fn check_row(&self, row: usize, len: usize) -> Result<()> {
         if row >= self.rows {

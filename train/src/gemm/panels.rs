@@ -99,7 +99,7 @@ pub enum Weight<'a> {
     Packed(Matrix<'a>),
 }
 
-impl Weight<'_> {
+impl<'a> Weight<'a> {
     /// Outputs.
     pub fn rows(&self) -> usize {
         match self {
@@ -113,6 +113,19 @@ impl Weight<'_> {
         match self {
             Weight::Floats { cols, .. } => *cols,
             Weight::Packed(matrix) => matrix.cols(),
+        }
+    }
+
+    /// Rows `rows` of a matrix that stacks several.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn slice_rows(&self, rows: Range<usize>) -> Weight<'a> {
+        match *self {
+            Weight::Floats { data, cols, fake } => {
+                Weight::Floats { data: &data[rows.start * cols..rows.end * cols], cols, fake }
+            }
+            Weight::Packed(matrix) => Weight::Packed(matrix.slice_rows(rows)),
         }
     }
 

@@ -122,6 +122,9 @@ fn weights_are_decoded_into_panels() {
                 gemm.product(rows, dy, &WeightColumns(weight), Block::new(&mut dx[i], cols), Store::Replace);
             }
             assert!(y[0] == y[1] && dx[0] == dx[1] && y[0].iter().any(|y| *y != 0.0), "{what}");
+            let (part, mut row) = (weight.slice_rows(7..20), vec![0.0; cols]);
+            part.row(isa, 12, &mut row);
+            assert!(part.rows() == 13 && row == floats[19 * cols..20 * cols], "{what}");
         };
         for fake in [Fake::Ternary, Fake::OneBit] {
             check(Weight::Floats { data: &w, cols, fake: Some(fake) }, "masters");

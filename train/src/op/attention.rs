@@ -4,6 +4,7 @@
 //! S = c Q K^T + B     P = softmax(S) = e^(S - lse)     O = P V          c = 1 / sqrt(head_dim)
 //! dP = dO V^T         D = rowsum(dO O)                 dS = P (dP - D)
 //! dQ = c dS K         dK = c dS^T Q                    dV = P^T dO
+//! S' = c (Q' K^T + Q K'^T)    P' = P (S' - rowsum(P S'))    O' = P' V + P V'
 //! ```
 //! `B` is minus infinity where a token does not look, and ALiBi's bias; neither has a gradient. Scores are computed for
 //! [`QUERIES`] queries at once and never kept: the derivative computes them again from `lse` (Dao 2023, arXiv:2307.08691).
@@ -35,7 +36,7 @@ struct Worker {
     small: Small,
     /// `K^T`, `V` or `V^T`, `K`.
     packed: [Prepared; 3],
-    /// Queries or gradients of a tile.
+    /// Queries or gradients of a tile, or `V'`.
     tile: Prepared,
     /// `(QUERIES, keys)`
     scores: Vec<f32>,
@@ -68,6 +69,13 @@ impl Memory {
         let tile = Small::prepared_len(QUERIES, dim);
         let floats = 2 * keys + values + tile + 2 * QUERIES * longest.next_multiple_of(16);
         (floats * size_of::<f32>()) as u64
+    }
+}
+
+impl Memory {
+    /// Bytes that tangents take beside those of [`Memory::worker_bytes`].
+    pub(crate) const fn tangent_bytes(longest: usize, dim: usize) -> u64 {
+        (Small::prepared_len(longest, dim) * size_of::<f32>()) as u64
     }
 }
 
@@ -205,6 +213,66 @@ impl Shape<'_> {
         });
     }
 
+    /// The tangent of `out` from those of `q`, `k` and `v`, of which those that are not there are 0; `saved` are `q`, `k`, `v`,
+    /// `out` and `lse`.
+    pub(crate) fn tangent(
+        &self,
+        pool: &dyn Pool,
+        memory: &mut Memory,
+        saved: [&[f32]; 5],
+        tangents: [Option<&[f32]>; 3],
+        out: &mut [f32],
+    ) {
+        let [q, k, v, _, lse] = saved;
+        let [dq, dk, dv] = tangents;
+        let (dim, group) = (self.heads.dim, self.group());
+        let (q_cols, kv_cols) = (self.heads.query * dim, self.heads.kv * dim);
+        let jobs = self.jobs([Some(out), None], [None, None]);
+        self.run(pool, memory, jobs, &|worker, job| {
+            let Job { first, len, head, .. } = *job;
+            let Some(out) = &mut job.query[0] else { return };
+            let Worker { small, packed, tile, scores, gradients } = worker;
+            let at = first * kv_cols + head * dim;
+            small.prepare(&Rows { data: &k[at..], stride: kv_cols }, dim, len, &mut packed[0]);
+            small.prepare(&Columns { data: &v[at..], stride: kv_cols }, len, dim, &mut packed[1]);
+            if let Some(dk) = dk {
+                small.prepare(&Rows { data: &dk[at..], stride: kv_cols }, dim, len, &mut packed[2]);
+            }
+            if let Some(dv) = dv {
+                small.prepare(&Columns { data: &dv[at..], stride: kv_cols }, len, dim, tile);
+            }
+            for g in 0..group {
+                let (of, slope) = (head * group + g, self.slope(head * group + g));
+                for start in (0..len).step_by(QUERIES) {
+                    let end = (start + QUERIES).min(len);
+                    let at = (first + start) * q_cols + of * dim;
+                    scores.resize(QUERIES * end, 0.0);
+                    gradients.resize(QUERIES * end, 0.0);
+                    let (p, dp) = (&mut scores[..(end - start) * end], &mut gradients[..(end - start) * end]);
+                    let left = |data| Left { data, row: q_cols, col: 1 };
+                    small.product(dim, left(&q[at..]), &packed[0], Block::new(p, end), Store::Replace);
+                    dp.fill(0.0);
+                    if let Some(dq) = dq {
+                        small.product(dim, left(&dq[at..]), &packed[0], Block::new(dp, end), Store::Add);
+                    }
+                    if dk.is_some() {
+                        small.product(dim, left(&q[at..]), &packed[2], Block::new(dp, end), Store::Add);
+                    }
+                    for ((p, dp), t) in p.chunks_exact_mut(end).zip(dp.chunks_exact_mut(end)).zip(start..) {
+                        let lse = lse[(first + t) * self.heads.query + of];
+                        let (scale, pattern) = (self.scale(), self.pattern);
+                        dispatch(small.isa(), Tangents { p, dp, t, lse, scale, slope, pattern });
+                    }
+                    let mut out = out.reborrow().part(start..end, g * dim..(g + 1) * dim);
+                    small.product(end, Left::rows(dp, end), &packed[1], out.reborrow(), Store::Replace);
+                    if dv.is_some() {
+                        small.product(end, Left::rows(p, end), tile, out, Store::Add);
+                    }
+                }
+            }
+        });
+    }
+
     /// The gradients of `q`, `k` and `v` from that of `out`; `saved` are `q`, `k`, `v`, `out` and `lse`.
     pub(crate) fn backward(
         &self,
@@ -334,6 +402,39 @@ fn hide(seen: &mut [f32], t: usize, pattern: AttentionPattern, by: f32) {
             if !pattern.sees(t, j) {
                 *x = by;
             }
+        }
+    }
+}
+
+/// Turns products of a query with keys into probabilities `p`, and their tangents `dp` into those of the probabilities.
+struct Tangents<'a> {
+    p: &'a mut [f32],
+    dp: &'a mut [f32],
+    t: usize,
+    lse: f32,
+    scale: f32,
+    slope: f32,
+    pattern: AttentionPattern,
+}
+
+impl SimdOp for Tangents<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Tangents { p, dp, t, lse, scale, slope, pattern } = self;
+        let (seen, later) = p.split_at_mut(t + 1);
+        later.fill(0.0);
+        let (tangents, later) = dp.split_at_mut(t + 1);
+        later.fill(0.0);
+        score(seen, t, scale, slope);
+        hide(seen, t, pattern, f32::NEG_INFINITY);
+        for p in seen.iter_mut() {
+            *p = exp(*p - lse);
+        }
+        let along = dot(seen, tangents);
+        for (p, dp) in seen.iter().zip(tangents) {
+            *dp = *p * (*dp - along) * scale;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `out = table[token]`
+//! `out = table[token]`, `out' = table'[token]`
 #![forbid(unsafe_code)]
 
 use shohin_core::cpu::parallel::for_each_chunk;
@@ -14,6 +14,11 @@ pub(crate) fn forward(gemm: &Gemm<'_>, tokens: &[u32], table: Weight<'_>, out: &
             table.row(isa, *token as usize, out);
         }
     });
+}
+
+/// The tangent of `out (rows, cols)` from that of the table, `(vocabulary, cols)`.
+pub(crate) fn tangent(gemm: &Gemm<'_>, tokens: &[u32], table: &[f32], cols: usize, out: &mut [f32]) {
+    forward(gemm, tokens, Weight::Floats { data: table, cols, fake: None }, out);
 }
 
 /// `dtable[token_r] += dy_r` for each row `r`, in order.

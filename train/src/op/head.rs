@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! z = h E^T        L = sum_r w_r loss(z_r) / total        dh = dz E        dE += dz^T h
+//! z' = h' E^T + h E'^T        L' = sum_r dz_r . z'_r
 //! ```
 //! Rows of weight 0 are left out.
 #![forbid(unsafe_code)]
@@ -27,6 +28,8 @@ pub(crate) struct Memory {
     gradient: Vec<f32>,
     /// `(CHUNK, vocabulary)`
     logits: Vec<f32>,
+    /// Their tangents, `(CHUNK, vocabulary)`.
+    tangents: Vec<f32>,
     /// The teacher's, `(CHUNK, its hidden)` and `(CHUNK, vocabulary)`.
     teacher: [Vec<f32>; 2],
 }
@@ -35,6 +38,11 @@ impl Memory {
     /// Its bytes for at most `rows` rows, without a teacher's.
     pub(crate) fn bytes(rows: usize, hidden: usize, vocab: usize) -> u64 {
         (CHUNK.min(rows) * (2 * hidden + vocab) * size_of::<f32>()) as u64
+    }
+
+    /// Bytes that tangents take beside these.
+    pub(crate) fn tangent_bytes(rows: usize, vocab: usize) -> u64 {
+        (CHUNK.min(rows) * vocab * size_of::<f32>()) as u64
     }
 
     /// Computes the teacher's logits of `rows`.
@@ -66,30 +74,36 @@ pub(crate) struct Outcome {
     pub(crate) loss: f64,
     /// The first row whose loss is not a finite number.
     pub(crate) not_finite: Option<usize>,
+    /// The loss's derivative along a direction, if there is one.
+    pub(crate) derivative: f64,
 }
 
-/// The loss of `hidden (rows, cols)`, and its gradients by `hidden` and by the output matrix `(vocabulary, cols)`. `total` is
-/// what the sum of the rows' losses is divided by.
-pub(crate) fn run(
-    gemm: &mut Gemm<'_>,
-    memory: &mut Memory,
-    loss: &Loss,
-    batch: &Batch<'_>,
+/// What the rows of a batch have in common.
+#[derive(Clone, Copy, Debug)]
+struct Rows<'a> {
+    loss: &'a Loss,
+    batch: &'a Batch<'a>,
     total: f64,
-    hidden: &[f32],
-    output: Weight<'_>,
-    [dhidden, doutput]: [Option<&mut [f32]>; 2],
-) -> Outcome {
-    let (cols, vocab) = (output.cols(), output.rows());
-    let rows: Vec<usize> = (0..batch.tokens.len()).filter(|row| batch.weight(*row) != 0.0).collect();
-    let (mut dhidden, mut doutput) = (dhidden, doutput);
-    if let Some(dhidden) = &mut dhidden {
-        dhidden.fill(0.0);
+    hidden: &'a [f32],
+    output: Weight<'a>,
+}
+
+impl Rows<'_> {
+    /// The rows that count.
+    fn counted(&self) -> Vec<usize> {
+        (0..self.batch.tokens.len()).filter(|row| self.batch.weight(*row) != 0.0).collect()
     }
-    let isa = gemm.isa();
-    let (mut sum, mut not_finite) = (0.0, None);
-    for chunk in rows.chunks(CHUNK) {
-        let n = chunk.len();
+
+    /// The logits of the rows `chunk`, replaced by their gradients; adds to the loss.
+    fn differentiate(
+        &self,
+        gemm: &mut Gemm<'_>,
+        memory: &mut Memory,
+        chunk: &[usize],
+        outcome: &mut Outcome,
+    ) {
+        let Rows { loss, batch, total, hidden, output } = *self;
+        let (isa, n, cols, vocab) = (gemm.isa(), chunk.len(), output.cols(), output.rows());
         memory.hidden.resize(n * cols, 0.0);
         memory.logits.resize(n * vocab, 0.0);
         for (to, row) in memory.hidden.chunks_exact_mut(cols).zip(chunk) {
@@ -114,8 +128,68 @@ pub(crate) fn run(
                 row.loss = f64::from(weight) * loss.row(isa, row.logits, &target, scale);
             }
         });
-        sum += losses.iter().map(|row| row.loss).sum::<f64>();
-        not_finite = not_finite.or(losses.iter().find(|row| !row.loss.is_finite()).map(|row| row.row));
+        outcome.loss += losses.iter().map(|row| row.loss).sum::<f64>();
+        let wrong = losses.iter().find(|row| !row.loss.is_finite());
+        outcome.not_finite = outcome.not_finite.or(wrong.map(|row| row.row));
+    }
+}
+
+/// The loss of `hidden (rows, cols)`, and its derivative from the tangents of `hidden` and of the output matrix; one that is
+/// not there is 0.
+pub(crate) fn tangent(
+    gemm: &mut Gemm<'_>,
+    memory: &mut Memory,
+    loss: &Loss,
+    batch: &Batch<'_>,
+    total: f64,
+    hidden: &[f32],
+    output: Weight<'_>,
+    [dhidden, doutput]: [Option<&[f32]>; 2],
+) -> Outcome {
+    let (cols, vocab) = (output.cols(), output.rows());
+    let rows = Rows { loss, batch, total, hidden, output };
+    let mut outcome = Outcome::default();
+    for chunk in rows.counted().chunks(CHUNK) {
+        let n = chunk.len();
+        rows.differentiate(gemm, memory, chunk, &mut outcome);
+        memory.gradient.resize(n * cols, 0.0);
+        memory.tangents.resize(n * vocab, 0.0);
+        if let Some(dhidden) = dhidden {
+            for (to, row) in memory.gradient.chunks_exact_mut(cols).zip(chunk) {
+                to.copy_from_slice(&dhidden[row * cols..][..cols]);
+            }
+        }
+        let tangents = [dhidden.map(|_| &memory.gradient[..]), doutput];
+        linear::tangent(gemm, &memory.hidden, output, tangents, &mut memory.tangents, Store::Replace);
+        let products = memory.logits.iter().zip(&memory.tangents);
+        outcome.derivative += products.map(|(d, z)| f64::from(*d) * f64::from(*z)).sum::<f64>();
+    }
+    outcome.loss /= total;
+    outcome
+}
+
+/// The loss of `hidden (rows, cols)`, and its gradients by `hidden` and by the output matrix `(vocabulary, cols)`. `total` is
+/// what the sum of the rows' losses is divided by.
+pub(crate) fn run(
+    gemm: &mut Gemm<'_>,
+    memory: &mut Memory,
+    loss: &Loss,
+    batch: &Batch<'_>,
+    total: f64,
+    hidden: &[f32],
+    output: Weight<'_>,
+    [dhidden, doutput]: [Option<&mut [f32]>; 2],
+) -> Outcome {
+    let cols = output.cols();
+    let rows = Rows { loss, batch, total, hidden, output };
+    let (mut dhidden, mut doutput) = (dhidden, doutput);
+    if let Some(dhidden) = &mut dhidden {
+        dhidden.fill(0.0);
+    }
+    let mut outcome = Outcome::default();
+    for chunk in rows.counted().chunks(CHUNK) {
+        let n = chunk.len();
+        rows.differentiate(gemm, memory, chunk, &mut outcome);
         if let Some(dhidden) = &mut dhidden {
             memory.gradient.resize(n * cols, 0.0);
             let data = &mut memory.gradient[..];
@@ -128,5 +202,6 @@ pub(crate) fn run(
             linear::backward_weight(gemm, &memory.logits, &memory.hidden, cols, doutput);
         }
     }
-    Outcome { loss: sum / total, not_finite }
+    outcome.loss /= total;
+    outcome
 }

@@ -1,7 +1,7 @@
 //! `y = x W^T`
 //!
 //! ```text
-//! dx = dy W        dW += dy^T x
+//! dx = dy W        dW += dy^T x        y' = x' W^T + x W'^T
 //! ```
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,31 @@ use crate::gemm::{Block, Columns, Gemm, Left, Store, Weight, WeightColumns, Weig
 pub(crate) fn forward(gemm: &mut Gemm<'_>, x: &[f32], weight: Weight<'_>, y: &mut [f32], store: Store) {
     let (outputs, inputs) = (weight.rows(), weight.cols());
     gemm.product(inputs, Left::rows(x, inputs), &WeightRows(weight), Block::new(y, outputs), store);
+}
+
+/// The tangent of `y (rows, outputs)`, or added to it, from those of `x (rows, inputs)` and of `W (outputs, inputs)`; a tangent
+/// that is not there is 0, and `x` is read if `W` has one.
+pub(crate) fn tangent(
+    gemm: &mut Gemm<'_>,
+    x: &[f32],
+    weight: Weight<'_>,
+    [dx, dweight]: [Option<&[f32]>; 2],
+    y: &mut [f32],
+    store: Store,
+) {
+    let mut store = store;
+    if let Some(dx) = dx {
+        forward(gemm, dx, weight, y, store);
+        store = Store::Add;
+    }
+    match (dweight, store) {
+        (Some(data), store) => {
+            let dweight = Weight::Floats { data, cols: weight.cols(), fake: None };
+            forward(gemm, x, dweight, y, store);
+        }
+        (None, Store::Replace) => y.fill(0.0),
+        (None, Store::Add) => {}
+    }
 }
 
 /// The gradient of `x (rows, inputs)` from that of `y (rows, outputs)`.

@@ -1,10 +1,12 @@
-//! The operations of a tape, one file each: forward and backward.
+//! The operations of a tape, one file each: forward, backward, and forward mode: the tangent `y'` of a result from those of
+//! its operands.
 //!
 //! Functions take rows of floats, one row for each token of the batch, and spread them over the workers. What they add up over
 //! rows, they add up for [`ROWS`] rows each and then in order: bits do not depend on the number of workers.
 
 pub(crate) mod attention;
 pub(crate) mod embed;
+pub(crate) mod experts;
 pub(crate) mod head;
 pub(crate) mod linear;
 pub(crate) mod norm;
@@ -54,3 +56,6 @@ pub(crate) fn for_each_pair(
         }
     });
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! dx = s (w dy) - x s^3 / n sum(x w dy)        dw += sum over rows of dy x s
+//! y' = w (s x' - x s^3 / n sum(x x')) + w' x s
 //! ```
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,59 @@ pub(crate) fn forward(pool: &dyn Pool, isa: Isa, x: &[f32], weight: &[f32], eps:
     let len = ROWS * weight.len();
     for_each_chunk(pool, out, len, &|i, y| {
         rmsnorm(isa, RmsNorm { x: &x[i * len..][..y.len()], weight, eps, y });
+    });
+}
+
+/// The tangent of some rows.
+struct Tangent<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    dx: Option<&'a [f32]>,
+    dw: Option<&'a [f32]>,
+    out: &'a mut [f32],
+}
+
+impl SimdOp for Tangent<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let n = self.weight.len();
+        for (r, (x, out)) in self.x.chunks_exact(n).zip(self.out.chunks_exact_mut(n)).enumerate() {
+            let s = 1.0 / libm::sqrtf(dot(x, x) / n as f32 + self.eps);
+            match self.dx {
+                Some(dx) => {
+                    let dx = &dx[r * n..][..n];
+                    let back = s * s * s / n as f32 * dot(x, dx);
+                    for i in 0..n {
+                        out[i] = self.weight[i] * (s * dx[i] - x[i] * back);
+                    }
+                }
+                None => out.fill(0.0),
+            }
+            if let Some(dw) = self.dw {
+                out.iter_mut().zip(dw).zip(x).for_each(|((out, dw), x)| *out += dw * x * s);
+            }
+        }
+    }
+}
+
+/// The tangent of the norm of `x (rows, cols)`, to `out`, from those of `x` and of the weights, `(cols)`.
+pub(crate) fn tangent(
+    pool: &dyn Pool,
+    isa: Isa,
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    [dx, dw]: [Option<&[f32]>; 2],
+    out: &mut [f32],
+) {
+    let len = ROWS * weight.len();
+    for_each_chunk(pool, out, len, &|i, out| {
+        let part = i * len..i * len + out.len();
+        let (x, dx) = (&x[part.clone()], dx.map(|dx| &dx[part]));
+        dispatch(isa, Tangent { x, weight, eps, dx, dw, out });
     });
 }
 

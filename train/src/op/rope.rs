@@ -1,7 +1,7 @@
 //! Heads, normalized if there is a norm, then rotated to their positions.
 //!
 //! ```text
-//! y = m R x        dx = m R^T dy        R: the rotation by the angles of a position, m: the scaling's magnitude
+//! y = m R x        dx = m R^T dy        y' = m R x'        R: the rotation by the angles of a position, m: the scaling's magnitude
 //! ```
 #![forbid(unsafe_code)]
 
@@ -105,6 +105,24 @@ impl Heads<'_> {
         match self.norm {
             Some(weight) => norm::forward(pool, isa, x, weight, self.eps, out),
             None => out.copy_from_slice(x),
+        }
+        self.rotate(pool, isa, out, cols, false);
+    }
+
+    /// The tangent of the result from those of `x (rows, cols)` and of the norm's weights; `x` is read if there is a norm.
+    pub(crate) fn tangent(
+        &self,
+        pool: &dyn Pool,
+        isa: Isa,
+        x: &[f32],
+        [dx, dw]: [Option<&[f32]>; 2],
+        cols: usize,
+        out: &mut [f32],
+    ) {
+        match (self.norm, dx) {
+            (Some(weight), dx) => norm::tangent(pool, isa, x, weight, self.eps, [dx, dw], out),
+            (None, Some(dx)) => out.copy_from_slice(dx),
+            (None, None) => out.fill(0.0),
         }
         self.rotate(pool, isa, out, cols, false);
     }

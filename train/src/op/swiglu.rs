@@ -1,7 +1,7 @@
 //! `y = silu(g) u` with `silu(g) = g s`, `s = 1 / (1 + e^-g)`
 //!
 //! ```text
-//! du = dy g s        dg = dy u s (1 + g (1 - s))
+//! du = dy g s        dg = dy u s (1 + g (1 - s))        y' = g' u s (1 + g (1 - s)) + u' g s
 //! ```
 #![forbid(unsafe_code)]
 
@@ -36,6 +36,52 @@ pub(crate) fn forward(pool: &dyn Pool, isa: Isa, gate: &[f32], up: &[f32], out: 
     for_each_chunk(pool, out, LEN, &|i, out| {
         let part = i * LEN..i * LEN + out.len();
         dispatch(isa, Forward { gate: &gate[part.clone()], up: &up[part], out });
+    });
+}
+
+struct Tangent<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
+    dgate: Option<&'a [f32]>,
+    dup: Option<&'a [f32]>,
+    out: &'a mut [f32],
+}
+
+impl SimdOp for Tangent<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let n = self.out.len();
+        let (gate, up) = (&self.gate[..n], &self.up[..n]);
+        self.out.fill(0.0);
+        if let Some(dgate) = self.dgate {
+            for i in 0..n {
+                let s = 1.0 / (1.0 + exp(-gate[i]));
+                self.out[i] = dgate[i] * up[i] * s * (1.0 + gate[i] * (1.0 - s));
+            }
+        }
+        if let Some(dup) = self.dup {
+            for i in 0..n {
+                self.out[i] += dup[i] * (gate[i] / (1.0 + exp(-gate[i])));
+            }
+        }
+    }
+}
+
+/// The tangent of the result from those of `gate` and `up`, all `(rows, cols)`; a tangent that is not there is 0.
+pub(crate) fn tangent(
+    pool: &dyn Pool,
+    isa: Isa,
+    [gate, up]: [&[f32]; 2],
+    [dgate, dup]: [Option<&[f32]>; 2],
+    out: &mut [f32],
+) {
+    const LEN: usize = 1 << 14;
+    for_each_chunk(pool, out, LEN, &|i, out| {
+        let part = i * LEN..i * LEN + out.len();
+        let [dgate, dup] = [dgate, dup].map(|d| d.map(|d| &d[part.clone()]));
+        dispatch(isa, Tangent { gate: &gate[part.clone()], up: &up[part.clone()], dgate, dup, out });
     });
 }
 
