@@ -80,7 +80,15 @@ pub enum Error {
     },
     /// A model cannot be trained like this.
     #[cfg(feature = "train")]
-    Train(shohin_train::Error),
+    Train(Box<shohin_train::Error>),
+    /// A training cannot go on from a checkpoint.
+    #[cfg(feature = "train")]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: Box<shohin_train::Error>,
+    },
     /// What a model is to learn from is invalid.
     #[cfg(feature = "train")]
     Corpus {
@@ -134,9 +142,12 @@ impl Error {
             #[cfg(feature = "convert")]
             Error::Convert { .. } => "convert",
             #[cfg(feature = "train")]
-            Error::Train(shohin_train::Error::Core(error)) => error.code(),
+            Error::Train(error) => match &**error {
+                shohin_train::Error::Core(error) => error.code(),
+                _ => "train",
+            },
             #[cfg(feature = "train")]
-            Error::Train(_) => "train",
+            Error::Checkpoint { .. } => "checkpoint",
             #[cfg(feature = "train")]
             Error::Corpus { .. } => "corpus",
             #[cfg(feature = "hub")]
@@ -188,6 +199,8 @@ impl fmt::Display for Error {
             #[cfg(feature = "train")]
             Error::Train(source) => source.fmt(f),
             #[cfg(feature = "train")]
+            Error::Checkpoint { path, source } => write!(f, "{}: {source}", path.display()),
+            #[cfg(feature = "train")]
             Error::Corpus { line: Some(line), problem } => write!(f, "line {line}: {problem}"),
             #[cfg(feature = "train")]
             Error::Corpus { line: None, problem } => f.write_str(problem),
@@ -213,7 +226,7 @@ impl std::error::Error for Error {
             #[cfg(feature = "convert")]
             Error::Convert { source, .. } => Some(&**source),
             #[cfg(feature = "train")]
-            Error::Train(source) => Some(source),
+            Error::Train(source) | Error::Checkpoint { source, .. } => Some(source),
             #[cfg(feature = "train")]
             Error::Corpus { .. } => None,
             #[cfg(feature = "hub")]
@@ -242,7 +255,7 @@ impl std::error::Error for Error {
 #[cfg(feature = "train")]
 impl From<shohin_train::Error> for Error {
     fn from(error: shohin_train::Error) -> Self {
-        Error::Train(error)
+        Error::Train(Box::new(error))
     }
 }
 

@@ -30,7 +30,7 @@ fn hash_of(file: &ModelFile) -> Sha256 {
     hash
 }
 
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "train"))]
 impl ModelFile {
     /// A hash of samples of its bytes.
     pub(crate) fn fingerprint(&self) -> [u8; 32] {

@@ -16,6 +16,7 @@
 //! # Ok::<(), shohin::Error>(())
 //! ```
 
+mod checkpoint;
 mod corpus;
 mod recipe;
 mod save;

@@ -105,7 +105,7 @@ impl Default for TrainOptions {
             seed: 0,
             optimizer: Optimizer::default(),
             learning_rate: 1e-3,
-            schedule: Schedule::Constant,
+            schedule: Schedule::default(),
             clip_norm: Some(1.0),
             clip_value: None,
             loss: Loss::default(),
