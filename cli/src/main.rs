@@ -32,6 +32,8 @@ mod session;
 mod terminal;
 mod tokenize;
 mod tools;
+#[cfg(not(target_os = "wasi"))]
+mod train;
 mod turn;
 
 #[cfg(not(target_os = "wasi"))]
@@ -54,6 +56,8 @@ use run::RunArgs;
 use serve::ServeArgs;
 use std::process::ExitCode;
 use tokenize::TokenizeArgs;
+#[cfg(not(target_os = "wasi"))]
+use train::TrainArgs;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
@@ -105,6 +109,8 @@ enum Command {
     Convert(ConvertArgs),
     Quantize(QuantizeArgs),
     #[cfg(not(target_os = "wasi"))]
+    Train(Box<TrainArgs>),
+    #[cfg(not(target_os = "wasi"))]
     Pull(PullArgs),
     #[cfg(not(target_os = "wasi"))]
     List(ListArgs),
@@ -123,6 +129,8 @@ impl Command {
             Command::Embed(args) => Some(&mut args.model),
             Command::Check(_) | Command::Inspect(_) | Command::Tokenize(_) => None,
             Command::Convert(_) | Command::Quantize(_) => None,
+            #[cfg(not(target_os = "wasi"))]
+            Command::Train(_) => None,
             #[cfg(not(target_os = "wasi"))]
             Command::Bench(args) => Some(&mut args.model),
             #[cfg(not(target_os = "wasi"))]
@@ -170,6 +178,8 @@ impl Command {
             Command::Check(args) => check::check(args),
             Command::Convert(args) => convert::run(args),
             Command::Quantize(args) => quantize::run(args),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Train(args) => train::run(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Pull(args) => hub::pull(args),
             #[cfg(not(target_os = "wasi"))]

@@ -75,6 +75,39 @@ pub(crate) struct EngineArgs {
     rare: RareArgs,
 }
 
+/// How a training computes.
+#[cfg(not(target_os = "wasi"))]
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model and engine")]
+pub(crate) struct TrainEngineArgs {
+    /// Number of threads [default: one per core]
+    #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
+    threads: Option<u16>,
+    /// Instruction set of the kernels, e.g. scalar or avx2 [default: the best available]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    isa: Option<String>,
+}
+
+#[cfg(not(target_os = "wasi"))]
+impl TrainEngineArgs {
+    /// The model in the layout of its file.
+    pub(crate) fn load(&self, file: &FileArgs) -> Result<Model> {
+        self.load_file(&file.open()?, file.layout.id42)
+    }
+
+    /// As [`TrainEngineArgs::load`], of a file that is open.
+    pub(crate) fn load_file(&self, file: &ModelFile, id42: Id42) -> Result<Model> {
+        let mut builder = Model::builder().inspect_only().id42(id42);
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads.into());
+        }
+        if let Some(isa) = &self.isa {
+            builder = builder.isa(isa);
+        }
+        Ok(builder.load_file(file)?)
+    }
+}
+
 /// What few models or machines need.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = RARE)]

@@ -12,6 +12,12 @@ pub(crate) fn progress(what: &'static str, unit: &'static str, total: usize) -> 
     bar(what.into(), &format!("{{pos}}/{{len}} {unit}, {{per_sec}}"), Some(total as u64))
 }
 
+/// Progress in steps of training, whose message is set with each.
+#[cfg(not(target_os = "wasi"))]
+pub(crate) fn training(steps: u64) -> ProgressBar {
+    bar("training".into(), "{pos}/{len} steps", Some(steps))
+}
+
 /// Progress in bytes.
 pub(crate) fn transfer(what: String, total: Option<u64>) -> ProgressBar {
     bar(what, "{binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}", total)

@@ -11,6 +11,8 @@ use crate::terminal::{self, CtrlC, bytes, count, remark, short};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use shohin::Model;
+use shohin::convert::{self, initial};
+use shohin::file::ModelFile;
 use shohin::train::{
     Base, Checkpoints, Corpus, Loss, Method, Optimizer, Order, Schedule, StepReport, TrainOptions, Training,
     WeightKind,
@@ -28,6 +30,7 @@ use std::time::Instant;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  shohin train --new config.json --tokenizer models/sprout.gguf --text stories.txt --out stories.gguf
   shohin train --text notes.txt --out notes.gguf --steps 200
   shohin train -m smollm2-135m.gguf --chats support.jsonl --epochs 3 --lr 2e-5 --schedule cosine:20 --out support.gguf
   shohin train --text stories.txt --weights ternary --lr 1e-3 --steps 5000 --save-every 500 --out stories.gguf
@@ -120,6 +123,12 @@ struct WhatArgs {
     /// Begin with the weights of a checkpoint
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
     init: Option<PathBuf>,
+    /// Make a new model of these sizes, with random weights
+    #[arg(long, value_name = "CONFIG.json", requires = "tokenizer", conflicts_with = "model")]
+    new: Option<PathBuf>,
+    /// The tokenizer and chat template of a new model: a GGUF file, or a tokenizer.json
+    #[arg(long, value_name = "FILE", requires = "new")]
+    tokenizer: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -192,11 +201,16 @@ struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     save_every: Option<u64>,
     /// Go on from a checkpoint [default: the one beside OUT]; weights and options must be those it was made with
-    #[arg(long, value_name = "CHECKPOINT", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    #[arg(long, value_name = "CHECKPOINT", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = any_path)]
     resume: Option<PathBuf>,
     /// Print the memory that the training takes, and train nothing
     #[arg(long)]
     dry_run: bool,
+}
+
+/// A path, which may be empty, unlike for clap's own.
+fn any_path(text: &str) -> std::result::Result<PathBuf, std::convert::Infallible> {
+    Ok(text.into())
 }
 
 fn positive(text: &str) -> std::result::Result<f64, &'static str> {
@@ -224,7 +238,7 @@ struct History {
 
 pub(crate) fn run(args: &TrainArgs) -> Result {
     check_out(args)?;
-    let model = args.engine.load(&args.file)?;
+    let model = args.model()?;
     let corpus = args.data.corpus(&model)?;
     let valid = args.data.valid.as_deref().map(|path| args.data.read(&model, path)).transpose()?;
     let options = args.options(&model, &corpus)?;
@@ -261,7 +275,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result {
 fn check_out(args: &TrainArgs) -> Result {
     let out = &args.out.out;
     if out == Path::new("-") {
-        return Err(CliError::usage("--out: expected the name of a file, found -, which would be standard output"));
+        return Err(CliError::usage(
+            "--out: expected the name of a file, found -, which would be standard output",
+        ));
     }
     if out.exists() && !args.out.force && !args.run.dry_run {
         return Err(CliError::usage(format_args!("{} exists; replace it with --force", out.display())));
@@ -313,7 +329,9 @@ impl TrainArgs {
         if step.loss.needs_teacher() != step.teacher.is_some() {
             return Err(CliError::usage(match step.teacher {
                 None => format!("--loss {} needs --teacher", step.loss),
-                Some(_) => format!("--teacher: --loss {} has no use for one; distillation:2:0.5 has", step.loss),
+                Some(_) => {
+                    format!("--teacher: --loss {} has no use for one; distillation:2:0.5 has", step.loss)
+                }
             }));
         }
         let longest = model.config().max_context_length;
@@ -348,6 +366,19 @@ impl TrainArgs {
             options.steps = corpus.steps(&options, epochs)?;
         }
         Ok(options)
+    }
+
+    /// The model to begin with.
+    fn model(&self) -> Result<Model> {
+        match (&self.what.new, &self.what.tokenizer) {
+            (Some(config), Some(tokenizer)) => {
+                let name =
+                    self.out.out.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into());
+                let bytes = initial(config, tokenizer, &name, self.step.seed).map_err(shohin::Error::from)?;
+                self.engine.load_file(&ModelFile::from_bytes(name, &bytes)?, self.file.layout.id42)
+            }
+            _ => self.engine.load(&self.file),
+        }
     }
 
     fn teacher(&self) -> Result<Option<Base>> {
@@ -432,7 +463,10 @@ impl TrainArgs {
             () if is("oxck") => training.checkpoint(out),
             () => training.save_folder(out, force),
         };
-        saved.map_err(of_options)
+        saved.map_err(|error| match error {
+            shohin::Error::Convert { path, source } => of_options(convert::Error::Convert { path, source }),
+            other => other.into(),
+        })
     }
 }
 
@@ -515,7 +549,10 @@ fn dry_run(args: &TrainArgs, training: &Training<'_>, corpus: &Corpus) -> Result
     let items = corpus.items(options.row_tokens);
     let mut rows = vec![
         ["trained".into(), format!("{} weights", count(training.num_trained()))],
-        ["data".into(), format!("{} tokens, {} learned", count(corpus.len() as u64), count(corpus.learned() as u64))],
+        [
+            "data".into(),
+            format!("{} tokens, {} learned", count(corpus.len() as u64), count(corpus.learned() as u64)),
+        ],
         ["steps".into(), format!("{steps}; an epoch has {items} rows or conversations")],
     ];
     rows.extend(parts.map(|(name, n)| [name.to_string(), bytes(n)]));
@@ -559,10 +596,7 @@ fn report(args: &TrainArgs, training: &Training<'_>, history: &History) -> Resul
         rows.push(["loss of --valid".into(), arrow(valid_before, valid_after)]);
     }
     rows.push(["steps".into(), training.progress().step.to_string()]);
-    rows.push([
-        "tokens".into(),
-        format!("{}, {} tokens/s", count(training.progress().tokens), short(rate)),
-    ]);
+    rows.push(["tokens".into(), format!("{}, {} tokens/s", count(training.progress().tokens), short(rate))]);
     rows.push(["time".into(), format!("{} s", short(history.seconds))]);
     rows.push(["written".into(), args.out.out.display().to_string()]);
     let rows: Vec<Vec<String>> = rows.into_iter().map(Vec::from).collect();

@@ -1,6 +1,8 @@
 //! Charts of losses: in the terminal, and as an SVG file.
 
-use plotters::prelude::{BLUE, ChartBuilder, Color, IntoDrawingArea, IntoFont, LineSeries, RED, SVGBackend, WHITE};
+use plotters::prelude::{
+    BLUE, ChartBuilder, Color, IntoDrawingArea, IntoFont, LineSeries, RED, SVGBackend, WHITE,
+};
 use plotters::style::BLACK;
 use std::io::{self, Write};
 use std::path::Path;
@@ -38,11 +40,7 @@ pub(super) fn svg(path: &Path, losses: Losses<'_>, valid: Losses<'_>) -> Result<
     std::fs::write(path, text).map_err(|error| error.to_string())
 }
 
-fn draw(
-    text: &mut String,
-    losses: Losses<'_>,
-    valid: Losses<'_>,
-) -> Result<(), Box<dyn std::error::Error>> {
+fn draw(text: &mut String, losses: Losses<'_>, valid: Losses<'_>) -> Result<(), Box<dyn std::error::Error>> {
     let all = losses.iter().chain(valid);
     let (first, last) = range(all.clone().map(|(step, _)| *step as f64));
     let (low, high) = range(all.map(|(_, loss)| *loss));

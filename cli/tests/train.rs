@@ -1,0 +1,185 @@
+//! `shohin train`, as a user runs it.
+
+use serde_json::{Value, json};
+use shohin_core::{Format, Gguf};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+const STORY: &str =
+    "Mia has a red kite. The kite flies over the old mill. A crow takes the string. Mia laughs and runs.\n";
+
+/// A folder with a text, where `shohin` runs.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let place = Place(tempfile::tempdir().unwrap());
+        place.write("story.txt", &STORY.repeat(4));
+        place
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).unwrap()
+    }
+
+    fn run(&self, args: &str) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
+        command.args(args.split(' ')).current_dir(&self.0).stdin(Stdio::null());
+        command.env("SHOHIN_WEIGHT_CACHE", "none").env("SHOHIN_DEVICE", "cpu");
+        command.output().unwrap()
+    }
+
+    fn ok(&self, args: &str) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, args: &str) -> Value {
+        serde_json::from_str(&self.ok(args)).unwrap()
+    }
+
+    fn fails(&self, args: &str, code: i32, problem: &str) {
+        let output = self.run(args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args}: {text}");
+        assert!(text.contains(problem), "{args}: {text}");
+    }
+}
+
+fn models() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("models").display().to_string()
+}
+
+#[test]
+fn a_text_is_learned_and_the_file_runs() {
+    let place = Place::new();
+    let train = "train --text story.txt --rows 4 --row-tokens 32 --steps 40 --lr 2e-3 --json";
+    let done = place.json(&format!("{train} --out story.gguf --log log.jsonl --svg loss.svg"));
+    assert_eq!(done["steps"], 40);
+    let (first, last) = (done["loss"]["first"].as_f64().unwrap(), done["loss"]["last"].as_f64().unwrap());
+    assert!(first > 1.5 && last < 0.2, "{first} {last}");
+    let log = String::from_utf8(place.read("log.jsonl")).unwrap();
+    let steps: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(steps.len(), 40);
+    assert_eq!(steps[39]["loss"], done["loss"]["last"]);
+    assert!(steps.iter().all(|step| step["grad_norm"].as_f64().unwrap() > 0.0 && step["lr"] == 0.002));
+    assert!(String::from_utf8(place.read("loss.svg")).unwrap().starts_with("<svg"));
+    let text = place.ok("run --raw -m story.gguf -n 12 --temp 0 Mia");
+    assert!(text.contains("has a red kite. The kite"), "{text}");
+    // What `eval` says of the file is what training measured.
+    let valid = place.json(&format!("{train} --out again.gguf --valid story.txt"));
+    let before =
+        place.json("eval story.txt --window 33 --stride 32 --limit 129 --act f32 --kv f32 --json --special");
+    assert!(
+        valid["valid"]["after"].as_f64().unwrap() < 0.2 && valid["valid"]["before"].as_f64().unwrap() > 1.5
+    );
+    let (eval, trained) =
+        (before["nats_per_token"].as_f64().unwrap(), valid["valid"]["before"].as_f64().unwrap());
+    assert!((eval - trained).abs() < 1e-3, "{eval} {trained}");
+    // The same bits, on any number of threads and whatever is kept.
+    place.ok(&format!("{train} --out one.gguf -t 1 --checkpoint every"));
+    assert_eq!(place.read("story.gguf").len(), place.read("one.gguf").len());
+    assert!(place.read("again.gguf") == place.read("one.gguf"));
+}
+
+#[test]
+fn replies_are_learned() {
+    let place = Place::new();
+    let chat = |question: &str, answer: &str| {
+        let messages =
+            [json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})];
+        json!({ "messages": messages }).to_string()
+    };
+    let lines = [
+        chat("What is the code of the door?", "The code is four two."),
+        chat("Where do I live?", "You live in the old mill."),
+    ];
+    place.write("chats.jsonl", &lines.join("\n"));
+    place.ok(
+        "train --chats chats.jsonl --rows 2 --row-tokens 64 --steps 30 --lr 1e-3 --out taught.gguf --json",
+    );
+    let answer = |question: &str| {
+        let args = ["run", "-m", "taught.gguf", "--temp", "0", question];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
+        let output =
+            command.args(args).current_dir(&place.0).env("SHOHIN_WEIGHT_CACHE", "none").output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(answer("What is the code of the door?").trim(), "The code is four two.");
+    assert_eq!(answer("Where do I live?").trim(), "You live in the old mill.");
+    place.fails("train --chats story.txt --out x.gguf", 1, "line 1: expected value");
+    place.write("user.jsonl", r#"{"messages": [{"role": "user", "content": "a"}]}"#);
+    place.fails("train --chats user.jsonl --out x.gguf", 1, "line 1");
+    place.write("role.jsonl", r#"{"messages": [{"role": "robot", "content": "a"}]}"#);
+    place.fails("train --chats role.jsonl --out x.gguf", 1, "line 1: messages[0].role must be");
+    place.fails("train --chats chats.jsonl --row-tokens 8 --out x.gguf", 1, "a row at most 8");
+}
+
+#[test]
+fn a_new_model_is_ternary_while_it_is_trained() {
+    let place = Place::new();
+    let config = json!({
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 128, "intermediate_size": 256,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 2048,
+        "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true,
+    });
+    place.write("config.json", &config.to_string());
+    let train = format!(
+        "train --new config.json --tokenizer {}/sprout.gguf --text story.txt --valid story.txt --weights ternary --rows 4 \
+         --row-tokens 32 --lr 5e-3 --json",
+        models()
+    );
+    let done = place.json(&format!("{train} --steps 60 --out new.gguf --save-every 25"));
+    let after = done["valid"]["after"].as_f64().unwrap();
+    assert!(done["valid"]["before"].as_f64().unwrap() > 7.0 && after < 3.5, "{done}");
+    let bytes = place.read("new.gguf");
+    let gguf = Gguf::parse(&bytes).unwrap();
+    let packed = gguf.tensors().iter().filter(|tensor| tensor.format() == Some(Format::Pq2_0)).count();
+    assert_eq!(packed, 15);
+    // What is packed is what was multiplied.
+    let window = "--window 33 --stride 32 --limit 129 --act f32 --kv f32 --json --special";
+    let eval = place.json(&format!("eval story.txt -m new.gguf {window}"));
+    assert!((eval["nats_per_token"].as_f64().unwrap() - after).abs() < 1e-3, "{eval} {after}");
+    // From the checkpoint of step 50, the last ten steps are the same.
+    place.ok(&format!("{train} --steps 60 --out new.gguf --resume --force --log last.jsonl"));
+    assert!(place.read("new.gguf") == bytes, "resumed training differs");
+    assert_eq!(String::from_utf8(place.read("last.jsonl")).unwrap().lines().count(), 10);
+    let other = train.replace("5e-3", "1e-3");
+    place.fails(&format!("{other} --steps 60 --out new.gguf --resume --force"), 1, "lr");
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_and_nothing_is_lost() {
+    let place = Place::new();
+    place.write("out.gguf", "mine");
+    place.fails("train --text story.txt --out out.gguf", 2, "--force");
+    place.fails("train --out x.gguf", 2, "--text, --chats or --tokens");
+    place.fails("train --text nowhere.txt --out x.gguf", 1, "nowhere.txt");
+    place.write("empty.txt", "");
+    place.fails("train --text empty.txt --out x.gguf", 1, "at least 2 tokens");
+    fs::write(place.path("latin.txt"), [b'a', 0xe9, b'b']).unwrap();
+    place.fails("train --text latin.txt --out x.gguf", 1, "UTF-8");
+    fs::write(place.path("tokens.bin"), 5_000_000u32.to_le_bytes()).unwrap();
+    place.fails("train --tokens tokens.bin --out x.gguf", 1, "5000000");
+    place.fails("train --text story.txt --rows 3 --accumulate 2 --out x.gguf", 2, "accumulate");
+    place.fails("train --text story.txt --row-tokens 100000 --out x.gguf", 2, "longest context");
+    place.fails("train --text story.txt --loss kl --out x.gguf", 2, "--teacher");
+    place.fails("train --text story.txt --lr 1e30 --clip 0 --row-tokens 16 --out x.gguf", 1, "finite");
+    place.fails("train --text story.txt --checkpoint 1K --out x.gguf", 1, "bytes");
+    assert_eq!(place.read("out.gguf"), b"mine");
+    assert!(!place.path("x.gguf").exists());
+    let plan = place.json("train --text story.txt --dry-run --json --out x.gguf");
+    let parts: u64 = plan["memory"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    assert_eq!(plan["total"], parts);
+}
