@@ -397,34 +397,35 @@ fn texts<'a>(metadata: &Metadata<'a>, key: &str) -> Result<Vec<&'a str>, Convert
     texts.map(|text| std::str::from_utf8(text).map_err(|_| invalid())).collect()
 }
 
-/// The files of a folder with the tokenizer and the chat template of a GGUF file, whose texts begin with `bos` if that is not
-/// `None`.
-pub(crate) fn files(
-    metadata: &Metadata<'_>,
-    bos: Option<u32>,
-) -> Result<Vec<(&'static str, String)>, ConvertError> {
-    let tokens = texts(metadata, "tokenizer.ggml.tokens")?;
-    let types: Vec<i32> = match metadata.i32s("tokenizer.ggml.token_type")? {
-        Some(types) => types.collect(),
-        None => vec![NORMAL; tokens.len()],
-    };
-    let pre = metadata.str("tokenizer.ggml.pre")?.unwrap_or_default();
-    let bytes = |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
+/// A step `ByteLevel` of `tokenizer.json`.
+fn byte_level(add_prefix_space: bool, use_regex: bool) -> Value {
+    json!({
+        "type": "ByteLevel",
+        "add_prefix_space": add_prefix_space,
+        "trim_offsets": true,
+        "use_regex": use_regex,
+    })
+}
+
+/// The steps of the pre-tokenizer that has the name `pre` in GGUF.
+fn pre_tokenizers(pre: &str) -> Result<[Value; 2], ConvertError> {
     let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
-    let (first, second) = match pre {
-        "qwen2" => (split(QWEN2), bytes(false)),
-        "llama-bpe" | "llama3" | "llama-v3" => (split(LLAMA3), bytes(false)),
-        "smollm" => (json!({ "type": "Digits", "individual_digits": true }), bytes(true)),
-        other => {
-            return Err(ConvertError::Value {
-                key: "tokenizer.ggml.pre".into(),
-                found: other.into(),
-                expected: "qwen2, llama-bpe or smollm",
-            });
-        }
-    };
+    match pre {
+        "qwen2" => Ok([split(QWEN2), byte_level(false, false)]),
+        "llama-bpe" | "llama3" | "llama-v3" => Ok([split(LLAMA3), byte_level(false, false)]),
+        "smollm" => Ok([json!({ "type": "Digits", "individual_digits": true }), byte_level(false, true)]),
+        other => Err(ConvertError::Value {
+            key: "tokenizer.ggml.pre".into(),
+            found: other.into(),
+            expected: "qwen2, llama-bpe or smollm",
+        }),
+    }
+}
+
+/// The vocabulary of `tokenizer.json`, and its added tokens.
+fn tokens_of_folder(tokens: &[&str], types: &[i32]) -> (Map<String, Value>, Vec<Value>) {
     let (mut vocab, mut added) = (Map::new(), Vec::new());
-    for (id, (text, kind)) in tokens.iter().zip(&types).enumerate() {
+    for (id, (text, kind)) in tokens.iter().zip(types).enumerate() {
         if *kind == UNUSED {
             continue;
         }
@@ -437,6 +438,48 @@ pub(crate) fn files(
             }));
         }
     }
+    (vocab, added)
+}
+
+/// The post-processor that adds a token before a text and one after it: their texts and ids.
+fn post_processor([before, after]: [Option<(&str, u32)>; 2]) -> Value {
+    if before.or(after).is_none() {
+        return byte_level(false, false);
+    }
+    let of = |text: &str, type_id: u32| {
+        let token = |found: Option<(&str, u32)>| {
+            found.map(|(id, _)| json!({ "SpecialToken": { "id": id, "type_id": type_id } }))
+        };
+        let sequence = json!({ "Sequence": { "id": text, "type_id": type_id } });
+        token(before).into_iter().chain([sequence]).chain(token(after)).collect::<Vec<_>>()
+    };
+    let tokens = [before, after]
+        .into_iter()
+        .flatten()
+        .map(|(text, id)| (text.into(), json!({ "id": text, "ids": [id], "tokens": [text] })));
+    let pair = [of("A", 0), of("B", 1)].concat();
+    json!({
+        "type": "TemplateProcessing",
+        "single": of("A", 0),
+        "pair": pair,
+        "special_tokens": tokens.collect::<Map<String, Value>>(),
+    })
+}
+
+/// The files of a folder with the tokenizer and the chat template of a GGUF file, whose texts begin with `bos` if that is not
+/// `None`.
+pub(crate) fn files(
+    metadata: &Metadata<'_>,
+    bos: Option<u32>,
+) -> Result<Vec<(&'static str, String)>, ConvertError> {
+    let tokens = texts(metadata, "tokenizer.ggml.tokens")?;
+    let types: Vec<i32> = match metadata.i32s("tokenizer.ggml.token_type")? {
+        Some(types) => types.collect(),
+        None => vec![NORMAL; tokens.len()],
+    };
+    let pre = metadata.str("tokenizer.ggml.pre")?.unwrap_or_default();
+    let pre_tokenizers = pre_tokenizers(pre)?;
+    let (vocab, added) = tokens_of_folder(&tokens, &types);
     // The tokens of a pair have no space: it is a letter of its own.
     let merges = texts(metadata, "tokenizer.ggml.merges")?;
     let merges: Vec<_> = merges.iter().filter_map(|merge| merge.split_once(' ')).collect();
@@ -447,42 +490,17 @@ pub(crate) fn files(
     // Without the key, it depends on the pre-tokenizer.
     let add_bos = metadata.bool("tokenizer.ggml.add_bos_token")?.or(bos.map(|_| true));
     let add_eos = metadata.bool("tokenizer.ggml.add_eos_token")?;
-    let bytes_last =
-        json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
-    let [before, after] =
+    let around =
         [("bos", add_bos), ("eos", add_eos)].map(|(name, add)| named(name).filter(|_| add == Some(true)));
-    let post_processor = match (before, after) {
-        (None, None) => bytes(false),
-        _ => {
-            let of = |text: &str, type_id: u32| {
-                let token = |found: Option<(&str, u32)>| {
-                    found.map(|(id, _)| json!({ "SpecialToken": { "id": id, "type_id": type_id } }))
-                };
-                let sequence = json!({ "Sequence": { "id": text, "type_id": type_id } });
-                token(before).into_iter().chain([sequence]).chain(token(after)).collect::<Vec<_>>()
-            };
-            let tokens = [before, after]
-                .into_iter()
-                .flatten()
-                .map(|(text, id)| (text.into(), json!({ "id": text, "ids": [id], "tokens": [text] })));
-            let pair = [of("A", 0), of("B", 1)].concat();
-            json!({
-                "type": "TemplateProcessing",
-                "single": of("A", 0),
-                "pair": pair,
-                "special_tokens": tokens.collect::<Map<String, Value>>(),
-            })
-        }
-    };
     let root = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
         "added_tokens": added,
         "normalizer": if pre == "qwen2" { json!({ "type": "NFC" }) } else { Value::Null },
-        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [first, second] },
-        "post_processor": post_processor,
-        "decoder": bytes_last,
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": pre_tokenizers },
+        "post_processor": post_processor(around),
+        "decoder": byte_level(true, true),
         "model": {
             "type": "BPE",
             "dropout": null,
