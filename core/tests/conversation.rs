@@ -3,7 +3,7 @@
 
 use shohin_core::chat::{
     self, ChatMessage, ChatModel, ChatOptions, Conversation, Finish, Message, OverflowPolicy, Piece,
-    Progress, ResponseFormat, Role, SessionState, Template, Thinking, ToolChoice, TurnOptions,
+    Progress, Request, ResponseFormat, Role, SessionState, Template, Thinking, ToolChoice, TurnOptions,
 };
 use shohin_core::constrain::Vocabulary;
 use shohin_core::constrain::Whitespace;
@@ -309,11 +309,11 @@ fn turns_and_retries_feed_what_the_terminal_fed() {
                 let session = SessionState::of(&backend);
                 let gone = match &said {
                     Some(text) => {
-                        conversation.send(model, session, user(text), &options).unwrap();
+                        conversation.start(model, session, Request::Send(user(text)), &options).unwrap();
                         old.say(model, &mut expected, text)
                     }
                     None => {
-                        conversation.retry(model, session, &options).unwrap();
+                        conversation.start(model, session, Request::Retry, &options).unwrap();
                         old.retry(model, &mut expected);
                         0
                     }
@@ -432,7 +432,7 @@ fn whole_conversations_feed_what_the_module_fed() {
                 backend.says(model, &reply);
                 let cached = old.answer(model, &mut expected, &encode(&left), policy);
                 let session = SessionState::of(&backend);
-                conversation.respond(model, session, messages.clone(), &options).unwrap();
+                conversation.start(model, session, Request::Respond(messages.clone()), &options).unwrap();
                 let finish = ends(&mut conversation, &mut backend, model);
                 assert_eq!(backend.ops, expected.ops, "{template:?} {i}");
                 let prefix = conversation.prefix();
@@ -501,7 +501,7 @@ fn as_few_exchanges_are_left_out_as_if_one_by_one() {
             let options = TurnOptions { overflow, continue_final_message: go_on, ..greedy() };
             let (left, tokens) = trimmed_one_by_one(model, messages.clone(), capacity, rooms, &options);
             let (mut conversation, session) = (Conversation::new(), SessionState { position: 0, capacity });
-            match conversation.respond(model, session, messages.clone(), &options) {
+            match conversation.start(model, session, Request::Respond(messages.clone()), &options) {
                 Ok(_) => {
                     let usage = conversation.usage();
                     let expected = (messages.len() - left, tokens);
@@ -537,7 +537,7 @@ fn a_long_conversation_is_trimmed_in_about_the_time_of_encoding_it() {
         let session = SessionState { position: 0, capacity: 512 };
         let trimming = timed(&mut || {
             let mut conversation = Conversation::new();
-            conversation.respond(model, session, messages.clone(), &options).unwrap();
+            conversation.start(model, session, Request::Respond(messages.clone()), &options).unwrap();
             assert!(conversation.usage().dropped_messages > 3800);
         });
         println!("trimming takes {trimming:?}, encoding {encoding:?}");
@@ -552,7 +552,7 @@ fn a_shift_keeps_the_template_s_own_system_message() {
         let model = &ChatModel { template: Template::SMOLLM2, ..*qwen };
         let (mut conversation, mut backend) = (Conversation::new(), Script::new(model, 150));
         let options = TurnOptions { overflow: OverflowPolicy::Shift { keep: None }, ..greedy() };
-        conversation.respond(model, SessionState::of(&backend), user("?"), &options).unwrap();
+        conversation.start(model, SessionState::of(&backend), Request::Respond(user("?")), &options).unwrap();
         backend.says(model, &LONG.repeat(3));
         assert!(ends(&mut conversation, &mut backend, model).usage.dropped_tokens > 0);
         let mut text = Vec::new();
@@ -582,10 +582,10 @@ fn a_resumed_conversation_keeps_the_tokens_of_replies() {
                 let (conversation, backend) = &mut conversations[way];
                 let (state, all) = (SessionState::of(backend), messages.clone());
                 match way {
-                    0 => conversation.resume(model, state, all, &options).unwrap(),
-                    1 if is_retry => conversation.retry(model, state, &options).unwrap(),
-                    1 => conversation.send(model, state, user(text), &options).unwrap(),
-                    _ => conversation.respond(model, state, all, &options).unwrap(),
+                    0 => conversation.start(model, state, Request::Resume(all), &options).unwrap(),
+                    1 if is_retry => conversation.start(model, state, Request::Retry, &options).unwrap(),
+                    1 => conversation.start(model, state, Request::Send(user(text)), &options).unwrap(),
+                    _ => conversation.start(model, state, Request::Respond(all), &options).unwrap(),
                 };
                 backend.says(model, "I am the first of all.");
                 ends(conversation, backend, model)
@@ -602,7 +602,9 @@ fn a_resumed_conversation_keeps_the_tokens_of_replies() {
         }
         // Another conversation replaces this one.
         let (conversation, backend) = &mut conversations[0];
-        conversation.resume(model, SessionState::of(backend), user("Who?"), &options).unwrap();
+        conversation
+            .start(model, SessionState::of(backend), Request::Resume(user("Who?")), &options)
+            .unwrap();
         backend.says(model, "No one.");
         ends(conversation, backend, model);
         assert_eq!(conversation.messages().len(), 2);
@@ -633,36 +635,43 @@ fn a_turn_that_fails_or_says_nothing_was_not_sent() {
             outcome
         };
         let all = usize::MAX;
-        conversation.send(model, SessionState::of(&backend), user("One?"), &options).unwrap();
+        conversation.start(model, SessionState::of(&backend), Request::Send(user("One?")), &options).unwrap();
         go(&mut conversation, &mut backend, "First.", all, all).unwrap().unwrap();
         let before = conversation.messages().to_vec();
         assert_eq!(before.len(), 2);
 
         // In the prompt, in the reply, and before there is text.
         for fails in [0, 3, 30] {
-            conversation.send(model, SessionState::of(&backend), user("Two?"), &options).unwrap();
+            conversation
+                .start(model, SessionState::of(&backend), Request::Send(user("Two?")), &options)
+                .unwrap();
             let error = go(&mut conversation, &mut backend, LONG, all, fails).unwrap_err();
             assert_eq!(error.code(), "device");
             assert_eq!(conversation.messages(), before);
         }
         let stop_strings = vec!["First and second".into()];
         let held_back = TurnOptions { stop_strings, ..greedy() };
-        conversation.send(model, SessionState::of(&backend), user("Two?"), &held_back).unwrap();
+        conversation
+            .start(model, SessionState::of(&backend), Request::Send(user("Two?")), &held_back)
+            .unwrap();
         conversation.cancel();
         assert!(go(&mut conversation, &mut backend, LONG, all, all).unwrap().is_some());
         assert_eq!(conversation.messages(), before);
         // Another reply would be to the message before it.
-        for attempt in [Conversation::retry, Conversation::continue_reply] {
-            let error = attempt(&mut conversation, model, SessionState::of(&backend), &options).unwrap_err();
+        for request in [Request::Retry, Request::Continue] {
+            let session = SessionState::of(&backend);
+            let error = conversation.start(model, session, request, &options).unwrap_err();
             assert_eq!(error.code(), "argument");
             assert!(error.to_string().contains("send it again"), "{error}");
         }
         let refused = user(&LONG.repeat(40));
-        let error = conversation.send(model, SessionState::of(&backend), refused, &options).unwrap_err();
+        let error = conversation
+            .start(model, SessionState::of(&backend), Request::Send(refused), &options)
+            .unwrap_err();
         assert_eq!((error.code(), conversation.messages()), ("context_full", &before[..]));
 
         // A turn that is cancelled with text keeps the text.
-        conversation.send(model, SessionState::of(&backend), user("Two?"), &options).unwrap();
+        conversation.start(model, SessionState::of(&backend), Request::Send(user("Two?")), &options).unwrap();
         let finish = go(&mut conversation, &mut backend, "One two three four five", 3, all).unwrap().unwrap();
         assert_eq!(finish.reason, Reason::Cancelled);
         assert!(!finish.text.is_empty() && "One two three four".starts_with(&finish.text), "{}", finish.text);
@@ -670,21 +679,24 @@ fn a_turn_that_fails_or_says_nothing_was_not_sent() {
 
         // A retry that fails keeps the first reply, and one that succeeds replaces it.
         let messages = conversation.messages().to_vec();
-        conversation.retry(model, SessionState::of(&backend), &options).unwrap();
+        conversation.start(model, SessionState::of(&backend), Request::Retry, &options).unwrap();
         go(&mut conversation, &mut backend, LONG, all, 5).unwrap_err();
         assert_eq!(conversation.messages(), messages);
-        conversation.retry(model, SessionState::of(&backend), &options).unwrap();
+        conversation.start(model, SessionState::of(&backend), Request::Retry, &options).unwrap();
         go(&mut conversation, &mut backend, "Second.", all, all).unwrap();
         let texts: Vec<&str> = conversation.messages().iter().map(|m| m.content.as_str()).collect();
         assert_eq!(texts, ["One?", "First.", "Two?", "Second."]);
-        assert_eq!(
-            Conversation::new().retry(model, SessionState::of(&backend), &options).unwrap_err().code(),
-            "argument"
-        );
+        let session = SessionState::of(&backend);
+        let error = Conversation::new().start(model, session, Request::Retry, &options).unwrap_err();
+        assert_eq!(error.code(), "argument");
 
         // A turn that is abandoned was not sent either, and the next one begins normally.
-        conversation.send(model, SessionState::of(&backend), user("Three?"), &options).unwrap();
-        conversation.send(model, SessionState::of(&backend), user("Four?"), &options).unwrap();
+        conversation
+            .start(model, SessionState::of(&backend), Request::Send(user("Three?")), &options)
+            .unwrap();
+        conversation
+            .start(model, SessionState::of(&backend), Request::Send(user("Four?")), &options)
+            .unwrap();
         go(&mut conversation, &mut backend, "Fourth.", all, all).unwrap();
         assert_eq!(conversation.messages().len(), 6);
     });
@@ -698,7 +710,9 @@ fn thoughts_end_at_their_budget() {
             let mut conversation = Conversation::new();
             backend.held.clear();
             let options = TurnOptions { thinking, ..greedy() };
-            conversation.send(model, SessionState::of(&backend), user("?"), &options).unwrap();
+            conversation
+                .start(model, SessionState::of(&backend), Request::Send(user("?")), &options)
+                .unwrap();
             backend.says(model, text);
             let (mut reasoning, mut content, mut tokens, mut forced) = (String::new(), String::new(), 0, 0);
             let finish = run(&mut conversation, &mut backend, model.tokenizer, &mut |piece| {
@@ -751,7 +765,7 @@ fn replies_of_models_that_always_think_begin_inside_their_thoughts() {
         let mut reply = |text: &str, options: &TurnOptions| {
             let mut conversation = Conversation::new();
             backend.held.clear();
-            conversation.send(model, SessionState::of(&backend), user("?"), options).unwrap();
+            conversation.start(model, SessionState::of(&backend), Request::Send(user("?")), options).unwrap();
             backend.says(model, text);
             let mut reasoning = String::new();
             let finish = run(&mut conversation, &mut backend, model.tokenizer, &mut |piece| {
@@ -803,7 +817,7 @@ fn replies_of_models_that_always_think_begin_inside_their_thoughts() {
                     }
                 };
                 whole.held.clear();
-                let begin = conversation.continue_reply(model, SessionState::of(&whole), &greedy());
+                let begin = conversation.start(model, SessionState::of(&whole), Request::Continue, &greedy());
                 begin.unwrap();
                 whole.says(model, more);
                 let finish = ends(conversation, &mut whole, model);
@@ -821,7 +835,7 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         let mut conversation = Conversation::new();
         let mut backend = Script::new(model, 2000);
         let options = TurnOptions { tools: vec![tool.into()], ..greedy() };
-        conversation.send(model, SessionState::of(&backend), user("2?"), &options).unwrap();
+        conversation.start(model, SessionState::of(&backend), Request::Send(user("2?")), &options).unwrap();
         backend.says(
             model,
             "I add.\n\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 12}}\n</tool_call>",
@@ -839,7 +853,8 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         // The result follows the model's own tokens.
         let before = backend.held.clone();
         let result = vec![ChatMessage::new(Role::Tool, "14")];
-        let held = conversation.send(model, SessionState::of(&backend), result, &options).unwrap();
+        let held =
+            conversation.start(model, SessionState::of(&backend), Request::Send(result), &options).unwrap();
         assert_eq!(held, before.len());
         backend.says(model, "It is 14.");
         assert_eq!(ends(&mut conversation, &mut backend, model).message.content, "It is 14.");
@@ -848,7 +863,9 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
 
         // The instructions describe the tools. Without tools, the conversation is encoded again.
         let held = backend.held.clone();
-        conversation.send(model, SessionState::of(&backend), user("Thanks."), &greedy()).unwrap();
+        conversation
+            .start(model, SessionState::of(&backend), Request::Send(user("Thanks.")), &greedy())
+            .unwrap();
         backend.says(model, "Welcome.");
         ends(&mut conversation, &mut backend, model);
         assert!(!backend.held.starts_with(&held));
@@ -856,14 +873,16 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         let mut other = Script::new(model, 2000);
         let mut messages = conversation.messages().to_vec();
         messages.pop();
-        anew.respond(model, SessionState::of(&other), messages, &greedy()).unwrap();
+        anew.start(model, SessionState::of(&other), Request::Respond(messages), &greedy()).unwrap();
         other.says(model, "Welcome.");
         ends(&mut anew, &mut other, model);
         assert_eq!(backend.held, other.held);
 
         // No tool is offered, whatever was called before.
         let says = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 12}}\n</tool_call>";
-        conversation.send(model, SessionState::of(&backend), user("And 3?"), &greedy()).unwrap();
+        conversation
+            .start(model, SessionState::of(&backend), Request::Send(user("And 3?")), &greedy())
+            .unwrap();
         backend.says(model, says);
         let message = ends(&mut conversation, &mut backend, model).message;
         assert_eq!((message.content.as_str(), message.tool_calls.len()), (says, 0));
@@ -872,7 +891,7 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         let said = "</think> <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
         let schema = serde_json::json!({ "const": said }).to_string();
         let json = TurnOptions { response_format: ResponseFormat::JsonSchema(schema), ..greedy() };
-        conversation.send(model, SessionState::of(&backend), user("?"), &json).unwrap();
+        conversation.start(model, SessionState::of(&backend), Request::Send(user("?")), &json).unwrap();
         backend.says(model, "No.");
         let finish = ends(&mut conversation, &mut backend, model);
         assert_eq!(serde_json::from_str::<String>(&finish.text).unwrap(), said);
@@ -882,7 +901,7 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         let dense = TurnOptions { response_format: ResponseFormat::JsonSchema(schema), ..json };
         let spaced = TurnOptions { json_whitespace: Whitespace::Allowed, ..dense.clone() };
         for (options, text) in [(&dense, "[1,2]"), (&spaced, "[1, 2]"), (&dense, "[1,2]")] {
-            conversation.send(model, SessionState::of(&backend), user("?"), options).unwrap();
+            conversation.start(model, SessionState::of(&backend), Request::Send(user("?")), options).unwrap();
             backend.says(model, "No.");
             assert_eq!(ends(&mut conversation, &mut backend, model).text, text);
         }
@@ -898,7 +917,7 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         {
             let mut anew = Conversation::new();
             let mut backend = Script::new(model, 2000);
-            anew.send(model, SessionState::of(&backend), user("?"), options).unwrap();
+            anew.start(model, SessionState::of(&backend), Request::Send(user("?")), options).unwrap();
             backend.says(model, says);
             let mut streamed = String::new();
             let finish = run(&mut anew, &mut backend, model.tokenizer, &mut |piece| {
@@ -914,9 +933,11 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         let schema = serde_json::json!({ "type": "object", "maxProperties": 2 }).to_string();
         let refused = TurnOptions { response_format: ResponseFormat::JsonSchema(schema), ..greedy() };
         let (small, mut anew) = (Script::new(model, 4), Conversation::new());
-        let error = anew.send(model, SessionState::of(&small), user("?"), &refused).unwrap_err();
+        let error =
+            anew.start(model, SessionState::of(&small), Request::Send(user("?")), &refused).unwrap_err();
         assert_eq!(error.code(), "unsupported");
-        let error = anew.send(model, SessionState::of(&small), user("?"), &greedy()).unwrap_err();
+        let error =
+            anew.start(model, SessionState::of(&small), Request::Send(user("?")), &greedy()).unwrap_err();
         assert_eq!(error.code(), "context_full");
     });
 }
@@ -934,8 +955,8 @@ fn the_random_sequence_goes_on_or_begins_anew() {
             let mut say = |retry: bool| {
                 let session = SessionState::of(&backend);
                 match retry {
-                    true => conversation.retry(model, session, &options).unwrap(),
-                    false => conversation.send(model, session, user("?"), &options).unwrap(),
+                    true => conversation.start(model, session, Request::Retry, &options).unwrap(),
+                    false => conversation.start(model, session, Request::Send(user("?")), &options).unwrap(),
                 };
                 let mut reply = Vec::new();
                 let finish = chat::drive(&mut conversation, &mut backend, model.tokenizer, &mut |progress| {
@@ -973,8 +994,8 @@ fn penalties_count_the_beginning_of_a_reply_that_goes_on() {
                     let options = TurnOptions { sampler, max_tokens: Some(most), ..greedy() };
                     let session = SessionState::of(&backend);
                     match i {
-                        0 => conversation.send(model, session, user("?"), &options).unwrap(),
-                        _ => conversation.continue_reply(model, session, &options).unwrap(),
+                        0 => conversation.start(model, session, Request::Send(user("?")), &options).unwrap(),
+                        _ => conversation.start(model, session, Request::Continue, &options).unwrap(),
                     };
                     backend.script = a.repeat(20);
                     let finish = run(&mut conversation, &mut backend, model.tokenizer, &mut |piece| {
@@ -1020,7 +1041,7 @@ fn drive_does_what_a_host_would() {
         let mut backend = Script::new(model, 600);
         let options = TurnOptions { max_tokens: Some(3), batch: 8, ..greedy() };
         let session = SessionState::of(&backend);
-        conversation.send(model, session, user(LONG), &options).unwrap();
+        conversation.start(model, session, Request::Send(user(LONG)), &options).unwrap();
         let (mut prompt, mut pieces) = (Vec::new(), 0);
         let finish = chat::drive(&mut conversation, &mut backend, model.tokenizer, &mut |progress| {
             match progress {
@@ -1036,7 +1057,10 @@ fn drive_does_what_a_host_would() {
         assert_eq!(conversation.messages().len(), 2);
         // A raw text takes the session, and leaves the messages.
         let text = vec![64, 65, 66];
-        assert_eq!(conversation.complete(model, SessionState::of(&backend), text, &options), Ok(0));
+        assert_eq!(
+            conversation.start(model, SessionState::of(&backend), Request::Complete(text), &options),
+            Ok(0)
+        );
         let finish = chat::drive(&mut conversation, &mut backend, model.tokenizer, &mut |progress| {
             if let Progress::Piece(piece) = progress {
                 assert_eq!(piece.content, piece.text);

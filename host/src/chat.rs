@@ -5,8 +5,8 @@ use crate::model::Model;
 use crate::sequence::Sequence;
 use crate::speculate::{Guesses, MAX_GUESSES, Speculating, Speculation};
 use shohin_core::chat::{
-    ChatMessage, Conversation, Finish, FunctionCall, OverflowPolicy, Piece as CorePiece, PrefixState, Role,
-    SessionState, TurnOptions, Usage,
+    ChatMessage, Conversation, Finish, FunctionCall, OverflowPolicy, Piece as CorePiece, PrefixState,
+    Request, Role, SessionState, TurnOptions, Usage,
 };
 use shohin_core::generate::{Action, Reason};
 use shohin_core::sample::Logprob;
@@ -141,7 +141,7 @@ impl Chat {
     /// # Errors
     /// As [`Chat::send`].
     pub fn send_messages(&mut self, messages: Vec<ChatMessage>) -> Result<Reply<'_>> {
-        self.begin(|conversation, model, state, options| conversation.send(model, state, messages, options))?;
+        self.begin(Request::Send(messages))?;
         Ok(Reply::new(Owner::Borrowed(self)))
     }
 
@@ -150,7 +150,7 @@ impl Chat {
     /// # Errors
     /// As [`Chat::send`], and if there is no reply yet, or if the last message was not kept: its reply ended before any text.
     pub fn retry(&mut self) -> Result<Reply<'_>> {
-        self.begin(|conversation, model, state, options| conversation.retry(model, state, options))?;
+        self.begin(Request::Retry)?;
         Ok(Reply::new(Owner::Borrowed(self)))
     }
 
@@ -159,7 +159,7 @@ impl Chat {
     /// # Errors
     /// As [`Chat::send`], and if there is no reply yet, or if the last message was not kept: its reply ended before any text.
     pub fn continue_reply(&mut self) -> Result<Reply<'_>> {
-        self.begin(|conversation, model, state, options| conversation.continue_reply(model, state, options))?;
+        self.begin(Request::Continue)?;
         Ok(Reply::new(Owner::Borrowed(self)))
     }
 
@@ -168,13 +168,13 @@ impl Chat {
     /// # Errors
     /// As [`Chat::send`].
     pub fn complete(&mut self, tokens: &[u32]) -> Result<Reply<'_>> {
-        self.begin_completion(tokens)?;
+        self.begin(Request::Complete(tokens.to_vec()))?;
         Ok(Reply::new(Owner::Borrowed(self)))
     }
 
     /// As [`Chat::complete`], with a reply that owns the chat.
     pub(crate) fn into_completion(mut self, tokens: &[u32]) -> Result<Reply<'static>> {
-        self.begin_completion(tokens)?;
+        self.begin(Request::Complete(tokens.to_vec()))?;
         Ok(Reply::new(Owner::Owned(Box::new(self))))
     }
 
@@ -183,23 +183,10 @@ impl Chat {
         (&self.model, &mut self.conversation, &mut self.sequence)
     }
 
-    fn begin_completion(&mut self, tokens: &[u32]) -> Result<()> {
-        let tokens = tokens.to_vec();
-        self.begin(|conversation, model, state, options| conversation.complete(model, state, tokens, options))
-    }
-
-    fn begin(
-        &mut self,
-        start: impl FnOnce(
-            &mut Conversation,
-            &shohin_core::chat::ChatModel<'_>,
-            SessionState,
-            &TurnOptions,
-        ) -> shohin_core::Result<usize>,
-    ) -> Result<()> {
+    fn begin(&mut self, request: Request) -> Result<()> {
         let Chat { model, sequence, conversation, options } = self;
         let state = SessionState { position: sequence.position(), capacity: sequence.capacity() };
-        let held = model.with_chat_model(|chat| start(conversation, chat, state, options))?;
+        let held = model.with_chat_model(|chat| conversation.start(chat, state, request, options))?;
         sequence.read_out(options.readout());
         sequence.truncate(held)?;
         Ok(())

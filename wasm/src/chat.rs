@@ -13,7 +13,7 @@ use js_sys::Array;
 use shohin_core::chat::openai::{ChatCompletionRequest, ChunkWriter, CompletionId, completion};
 use shohin_core::chat::snapshot::{self, Origin};
 use shohin_core::chat::{
-    ChatMessage, Chunk, Conversation, Finish, History, PrefixState, SessionState, TurnOptions,
+    ChatMessage, Chunk, Conversation, Finish, History, PrefixState, Request, SessionState, TurnOptions,
 };
 use shohin_core::device::Readout;
 use shohin_core::generate::Action;
@@ -55,14 +55,6 @@ pub struct Chat {
     timings: Timings,
 }
 
-/// The prompt of a turn.
-enum Prompt {
-    /// A conversation.
-    Messages(Vec<ChatMessage>),
-    /// A text to be continued.
-    Tokens(Vec<u32>),
-}
-
 /// The call that the current turn answers.
 enum Turn {
     /// A call of `generate`, with log-probabilities or not.
@@ -100,7 +92,7 @@ impl Chat {
             self.begin_search(Beams::new(prompt, beams), turn);
             return Ok(());
         }
-        self.begin(Prompt::Messages(messages), options, turn).map_err(js)
+        self.begin(Request::Resume(messages), options, turn).map_err(js)
     }
 
     /// Begins the continuation of a text, by `GenerateOptions` of the TypeScript side.
@@ -132,7 +124,8 @@ impl Chat {
         let ChatCompletionRequest { messages, options, .. } = request;
         let measured = options.logprobs.is_some();
         let turn = Turn::Completion { id, writer, measured, messages: messages.clone() };
-        self.begin(Prompt::Messages(messages), options, turn).map_err(js)
+        // A request says by itself what its answer is.
+        self.begin(Request::Respond(messages), options, turn).map_err(js)
     }
 
     /// Output since the last call, as `Chunk` of the TypeScript side. For a request in OpenAI's form: the chunk as a
@@ -225,7 +218,7 @@ impl Chat {
     /// Begins the continuation of tokens.
     pub(crate) fn continue_tokens(&mut self, tokens: Vec<u32>, options: TurnOptions) -> Result<()> {
         let turn = Turn::Text { measured: options.logprobs.is_some() };
-        self.begin(Prompt::Tokens(tokens), options, turn)
+        self.begin(Request::Complete(tokens), options, turn)
     }
 
     fn begin_search(&mut self, beams: Beams, turn: Turn) {
@@ -235,11 +228,9 @@ impl Chat {
         self.beams = Some(beams);
     }
 
-    fn begin(&mut self, prompt: Prompt, mut options: TurnOptions, turn: Turn) -> Result<()> {
+    fn begin(&mut self, request: Request, mut options: TurnOptions, turn: Turn) -> Result<()> {
         self.end();
         self.chunk = Chunk::default();
-        // A request says by itself what its answer is.
-        let is_request = matches!(turn, Turn::Completion { .. });
         self.turn = turn;
         self.seed = options.sampler.seed;
         self.timings = Timings::begin();
@@ -247,13 +238,7 @@ impl Chat {
         self.readout = device::readout(&options);
         let Chat { conversation, loaded, session, .. } = self;
         let state = SessionState { position: session.position(), capacity: session.capacity() };
-        let held = loaded.with_chat_model(|model| match prompt {
-            Prompt::Messages(messages) if is_request => {
-                conversation.respond(model, state, messages, &options)
-            }
-            Prompt::Messages(messages) => conversation.resume(model, state, messages, &options),
-            Prompt::Tokens(tokens) => conversation.complete(model, state, tokens, &options),
-        })?;
+        let held = loaded.with_chat_model(|model| conversation.start(model, state, request, &options))?;
         session.truncate(held)
     }
 

@@ -15,10 +15,10 @@
 //!
 //! # Keeping a session across turns
 //!
-//! [`Conversation::respond`] encodes the whole conversation each turn and keeps the session's first
+//! [`Request::Respond`] encodes the whole conversation each turn and keeps the session's first
 //! [`common_prefix`](crate::generate::common_prefix) tokens. Qwen3's template leaves out the reasoning of
 //! earlier turns (and the empty block that `thinking: Some(false)` puts before a reply), so the prefix ends
-//! where the last reply began, and the last exchange is computed a second time. [`Conversation::send`]
+//! where the last reply began, and the last exchange is computed a second time. [`Request::Send`]
 //! appends the tokens of [`encode_next`]: nothing is computed twice and the model's own tokens are kept, but
 //! reasoning stays in the context. For [`Style::Plain`] both give the same text, and for [`Style::Llama3`] and
 //! [`Style::Llama31`] up to spaces around replies.
@@ -32,7 +32,6 @@ mod message;
 mod model;
 pub mod openai;
 mod options;
-mod prefix;
 mod prefix_cache;
 mod reply;
 mod results;
@@ -41,14 +40,15 @@ pub mod snapshot;
 mod template;
 
 pub use chunk::{Chunk, TokenLogprob};
-pub use conversation::{Conversation, Finish, Piece, Progress, SessionState, Usage, drive};
+pub use conversation::{
+    Conversation, Finish, Piece, PrefixState, Progress, Request, SessionState, Usage, drive,
+};
 pub use history::{History, Known};
 pub use message::{ChatMessage, FunctionCall};
 pub use model::ChatModel;
 pub use options::{
     Encoded, OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions, function_name,
 };
-pub use prefix::PrefixState;
 pub use reply::{CallBlocks, Reply, ReplyParser};
 pub use results::ToolResults;
 pub use scheduler::{Event, Prompt, ReplyId, Scheduler, SchedulerOptions};

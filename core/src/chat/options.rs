@@ -3,6 +3,7 @@
 
 use super::message::{ChatMessage, lend};
 use super::model::ChatModel;
+use super::reply::{CallBlocks, ReplyParser};
 use super::template::{ChatOptions, Message, Role, encode, encode_unfinished};
 use crate::constrain::{Around, Grammar, Whitespace};
 use crate::device::Readout;
@@ -318,6 +319,20 @@ impl TurnOptions {
         } else {
             Readout::Logits
         }
+    }
+
+    /// A parser of replies after the model's prompt, which may have opened their thoughts. In a format, and if no tool is
+    /// offered, text that looks like a marker is text.
+    pub(super) fn parser(&self, model: &ChatModel<'_>) -> ReplyParser {
+        let mut parser = ReplyParser::new(match (self.is_constrained(), !self.tools.is_empty()) {
+            (true, true) => CallBlocks::Leading,
+            (false, true) => CallBlocks::Valid,
+            (_, false) => CallBlocks::Text,
+        });
+        if model.template.style.always_thinks() {
+            parser.open_thoughts();
+        }
+        parser
     }
 
     /// Whether the reply has a form.

@@ -7,11 +7,10 @@
 //! the device has pages ([`Device::fork`]), and copies it otherwise.
 #![forbid(unsafe_code)]
 
-use super::conversation::{Conversation, Finish, Piece, SessionState, Usage};
+use super::conversation::{Conversation, Finish, Piece, PrefixState, Request, SessionState, Usage};
 use super::message::ChatMessage;
 use super::model::ChatModel;
 use super::options::{Encoded, TurnOptions};
-use super::prefix::PrefixState;
 use super::prefix_cache::{self, PrefixCache};
 use crate::cache::CHUNK_POSITIONS;
 use crate::device::{Device, Output, Readout, SessionOptions, Wants};
@@ -201,7 +200,7 @@ impl<D: Device> Scheduler<D> {
     /// Begins a reply.
     ///
     /// # Errors
-    /// Those of [`Conversation::send`]; [`Error::Limit`] if it [is full](Scheduler::is_full); those of the device.
+    /// Those of [`Conversation::start`]; [`Error::Limit`] if it [is full](Scheduler::is_full); those of the device.
     pub async fn begin(
         &mut self,
         model: &ChatModel<'_>,
@@ -225,7 +224,7 @@ impl<D: Device> Scheduler<D> {
         let state = SessionState { position: session.position(), capacity: session.capacity() };
         let slot = self.slot(used);
         slot.conversation.set_prefix(PrefixState { tokens: known.clone(), ..PrefixState::default() })?;
-        match slot.conversation.respond_encoded(model, state, prompt, &options) {
+        match slot.conversation.start(model, state, Request::Encoded(prompt), &options) {
             Ok(held) => session.truncate(held)?,
             Err(error) => {
                 self.cache.insert(known, Ended { session, used: used.unwrap_or(0) });
