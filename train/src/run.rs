@@ -35,9 +35,9 @@ pub enum Tensor<'w> {
 /// What steps are planned for.
 #[derive(Clone, Copy, Debug)]
 pub struct StepOptions {
-    /// Most rows of a batch.
+    /// Maximum number of rows of a batch.
     pub rows: usize,
-    /// Most tokens of a sequence.
+    /// Maximum number of tokens of a sequence.
     pub longest: usize,
     /// Which activations are kept.
     pub checkpoints: Checkpoints,

@@ -13,6 +13,7 @@ pub(crate) const EMBEDDED: &str = "shohin-embedded";
 pub(crate) const JNI: &str = "shohin-jni";
 pub(crate) const SERVER: &str = "shohin-server";
 pub(crate) const TESTS: &str = "shohin-tests";
+pub(crate) const TRAIN: &str = "shohin-train";
 pub(crate) const FUZZ: &str = "shohin-fuzz";
 pub(crate) const SCHEDULES: &str = "shohin-schedules";
 pub(crate) const WASM: &str = "shohin-wasm";

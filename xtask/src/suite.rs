@@ -10,7 +10,7 @@ use crate::machine::{
     Machine, Need, QEMU_ARM, QEMU_X86, VALGRIND, WASM, XZ,
 };
 use crate::package::{
-    BINDGEN, CLI, CORE, CUDA, EMBEDDED, FFI, FUZZ, GPU, HOST, JNI, METAL, PROGRAM, SCHEDULES, TESTS,
+    BINDGEN, CLI, CORE, CUDA, EMBEDDED, FFI, FUZZ, GPU, HOST, JNI, METAL, PROGRAM, SCHEDULES, TESTS, TRAIN,
     WASM as WASM_SHELL,
 };
 use crate::runner::unable;
@@ -46,13 +46,15 @@ const ON_32_BITS: &[&str] = &[
     "paging",
     "golden_logits",
     "mutations",
+    "products",
+    "gradients",
 ];
 
 /// Packages that are not part of `--quick`.
 const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, FUZZ, SCHEDULES, EMBEDDED, BINDGEN, WASM_SHELL];
 
 /// The packages tested on other instruction sets.
-const PORTABLE: &[&str] = &[CORE, TESTS];
+const PORTABLE: &[&str] = &[CORE, TESTS, TRAIN];
 
 /// The profile is described in Cargo.toml.
 const TEST: &str = "test --profile suite";
@@ -494,7 +496,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "no-std",
-        about: "core compiles for Cortex-M4F, Cortex-M0 and RV32, with and without features; other suites: wasm32, aarch64",
+        about: "core and train compile for Cortex-M4F, Cortex-M0 and RV32, core with and without features; other suites: wasm32, aarch64",
         budget: 40,
         needs: &[Need::Target(BARE_TARGETS[0]), Need::Target(BARE_TARGETS[1]), Need::Target(BARE_TARGETS[2])],
         unfit: ANYWHERE,
@@ -503,7 +505,7 @@ pub(crate) const SUITES: &[Suite] = &[
             let (ours, fallback): (Vec<&str>, Vec<&str>) =
                 BARE_TARGETS.iter().partition(|target| m.target_of(target) == m.target);
             for group in [ours, fallback].iter().filter(|group| !group.is_empty()) {
-                let build = m.cargo_for(group[0]).args("check --profile tool").packages(&[CORE]);
+                let build = m.cargo_for(group[0]).args("check --profile tool").packages(&[CORE, TRAIN]);
                 group.iter().fold(build, |build, target| build.arg("--target").arg(target)).run()?;
             }
             // Without any feature, and with every second one: each is left out beside some others.
@@ -798,7 +800,7 @@ fn neon(m: &mut Machine) -> Result<Tally> {
     };
     // All kernels run on this processor, and whole models with every cache: to the bit what the reference gives,
     // which the suite `test` compares with other engines.
-    let mut tally = on("max").args("--test parity --test quant").tests()?;
+    let mut tally = on("max").args("--test parity --test quant --test products").tests()?;
     tally.add(on("max").args("--test repack -- alike").tests()?);
     tally.add(dispatch(on("cortex-a53"), DISPATCH, "neon")?);
     Ok(tally)

@@ -3,12 +3,12 @@
 
 use shohin_core::cpu::{Fused, Isa};
 
-use super::Left;
+use super::operand::Left;
 
-/// Most columns of a panel.
+/// Maximum number of columns of a panel.
 const MAX_WIDTH: usize = 32;
 
-/// Most rows of a kernel.
+/// Maximum number of rows of a kernel.
 const MAX_ROWS: usize = 16;
 
 /// The product that kernels write.

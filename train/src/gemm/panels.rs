@@ -163,9 +163,9 @@ impl<'a> Weight<'a> {
 
     /// Row `row`, as it is multiplied, `(cols)`.
     pub fn row(&self, isa: Isa, row: usize, out: &mut [f32]) {
-        let mut scratch = [0.0; super::BLOCK];
-        for start in (0..self.cols()).step_by(super::BLOCK) {
-            let end = (start + super::BLOCK).min(self.cols());
+        let mut scratch = [0.0; super::operand::BLOCK];
+        for start in (0..self.cols()).step_by(super::operand::BLOCK) {
+            let end = (start + super::operand::BLOCK).min(self.cols());
             out[start..end].copy_from_slice(self.part(isa, row, start..end, &mut scratch));
         }
     }
@@ -178,7 +178,7 @@ pub struct WeightRows<'a>(pub Weight<'a>);
 impl Panels for WeightRows<'_> {
     fn pack(&self, isa: Isa, block: Range<usize>, cols: Range<usize>, width: usize, panels: &mut [f32]) {
         let len = block.len();
-        let mut scratch = [0.0; super::BLOCK];
+        let mut scratch = [0.0; super::operand::BLOCK];
         for (panel, first) in panels.chunks_exact_mut(len * width).zip(cols.clone().step_by(width)) {
             let valid = width.min(cols.end - first);
             for j in 0..valid {

@@ -4,8 +4,10 @@ use alloc::vec::Vec;
 
 use shohin_core::cpu::Isa;
 
+use super::block::Block;
 use super::kernel::{Kernel, Target, kernel};
-use super::{BLOCK, Block, Left, Line, Panels, SLAB, Store};
+use super::operand::{BLOCK, Left, Line, SLAB, Store};
+use super::panels::Panels;
 
 /// A right operand `B (k, n)`, packed whole.
 #[derive(Debug, Default)]
@@ -14,12 +16,6 @@ pub struct Prepared {
     panels: Vec<Line>,
     k: usize,
     n: usize,
-}
-
-impl core::fmt::Debug for Line {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        self.0.fmt(f)
-    }
 }
 
 /// Computes the products of one worker. The bits are those of [`Gemm`](super::Gemm).
@@ -96,7 +92,7 @@ impl Small {
                 let left = match pack_a {
                     true => {
                         let slab: &mut [f32] = bytemuck::cast_slice_mut(&mut self.a);
-                        super::pack_slab(a, i..i + count, block.clone(), slab);
+                        super::operand::pack_slab(a, i..i + count, block.clone(), slab);
                         Left { data: slab, row: 1, col: SLAB }
                     }
                     false => Left { data: &a.data[(i * a.row + p).min(a.data.len())..], row: a.row, col: 1 },
