@@ -18,7 +18,7 @@ use shohin::train::{
     WeightKind,
 };
 use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, IsTerminal, LineWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -402,7 +402,7 @@ impl TrainArgs {
         history: &mut History,
     ) -> Result<bool> {
         let mut log = match &self.out.log {
-            Some(path) => Some(BufWriter::new(log_file(path, self.run.resume.is_some())?)),
+            Some(path) => Some(LineWriter::new(log_file(path, self.run.resume.is_some())?)),
             None => None,
         };
         let steps = training.options().steps;
@@ -422,6 +422,9 @@ impl TrainArgs {
             history.losses.push((report.step, report.loss));
             bar.set_position(report.step);
             bar.set_message(line(&report, rate));
+            if bar.is_hidden() && !self.out.json && report.step.is_multiple_of(steps.div_ceil(10)) {
+                remark(format_args!("step {} of {steps}: {}", report.step, line(&report, rate)));
+            }
             if let Some(log) = &mut log {
                 write_log(log, &report, rate)?;
             }
