@@ -16,19 +16,25 @@ pub(crate) const MAX_TEXT: usize = 64 << 20;
 
 /// The text of a file, or of standard input for `-`.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
+    read_text_up_to(path, MAX_TEXT)
+}
+
+/// As [`read_text`], of at most `most` bytes.
+pub(crate) fn read_text_up_to(path: &Path, most: usize) -> Result<String> {
     let mut bytes = Vec::new();
+    let limit = most as u64 + 1;
     if path == Path::new("-") {
         let stdin = io::stdin().lock();
         if stdin.is_terminal() {
             remark("(reading standard input; end it with Ctrl-D)");
         }
-        stdin.take(MAX_TEXT as u64 + 1).read_to_end(&mut bytes)?;
+        stdin.take(limit).read_to_end(&mut bytes)?;
     } else {
         let file = File::open(path).map_err(|e| file_error("read", path, &e))?;
-        file.take(MAX_TEXT as u64 + 1).read_to_end(&mut bytes).map_err(|e| file_error("read", path, &e))?;
+        file.take(limit).read_to_end(&mut bytes).map_err(|e| file_error("read", path, &e))?;
     }
-    if bytes.len() > MAX_TEXT {
-        return Err(CliError::new(format_args!("{}: longer than {}", place(path), too_much())));
+    if bytes.len() > most {
+        return Err(CliError::new(format_args!("{}: longer than {}", place(path), too_much(most))));
     }
     String::from_utf8(bytes).map_err(|e| {
         let (place, at) = (place(path), e.utf8_error().valid_up_to());
@@ -48,7 +54,7 @@ pub(crate) fn read_line(input: &mut impl BufRead) -> Result<Option<String>> {
         return Ok(None);
     }
     if bytes.len() > MAX_TEXT {
-        return Err(CliError::new(format_args!("a line of standard input is longer than {}", too_much())));
+        return Err(CliError::new(format_args!("a line of standard input is longer than {}", too_much(MAX_TEXT))));
     }
     if bytes.ends_with(b"\n") {
         bytes.truncate(bytes.len() - if bytes.ends_with(b"\r\n") { 2 } else { 1 });
@@ -60,6 +66,6 @@ pub(crate) fn read_line(input: &mut impl BufRead) -> Result<Option<String>> {
     Ok(Some(text))
 }
 
-fn too_much() -> String {
-    format!("{}, the maximum", bytes(MAX_TEXT as u64))
+fn too_much(most: usize) -> String {
+    format!("{}, the maximum", bytes(most as u64))
 }

@@ -4,7 +4,7 @@ mod chart;
 
 use crate::convert::of_options;
 use crate::error::{CliError, Context, Result, file_error};
-use crate::input::{place, read_text};
+use crate::input::{place, read_text_up_to};
 use crate::model::{FileArgs, TrainEngineArgs};
 use crate::progress;
 use crate::terminal::{self, CtrlC, bytes, count, remark, short};
@@ -227,6 +227,9 @@ fn pair(text: &str) -> std::result::Result<[f64; 2], &'static str> {
     betas.ok_or("expected two numbers from 0 to 1, as in 0.9,0.95")
 }
 
+/// Maximum bytes of a text to learn from, which is read whole: as its tokens, it takes about as much again.
+const MAX_CORPUS: usize = if size_of::<usize>() > 4 { (16u64 << 30) as usize } else { 1 << 30 };
+
 /// What a training did.
 #[derive(Default)]
 struct History {
@@ -313,7 +316,7 @@ impl DataArgs {
             }
             Corpus::tokens(model, words.iter().map(|word| u32::from_le_bytes(*word)).collect())
         } else {
-            let text = read_text(path)?;
+            let text = read_text_up_to(path, MAX_CORPUS)?;
             match self.chats {
                 Some(_) => Corpus::chats(model, &text),
                 None => Corpus::text(model, &text),

@@ -55,6 +55,7 @@ Commands:
       --only WHERE  native or browser
       --format A,B  only these formats, or smollm2, a trained model
       --rounds N    repeat every measurement N times
+      --train       measure steps of training instead, beside PyTorch (PyPI); takes ten minutes
   gpu           compare every GPU of this machine with the CPU, measure it, and put a server on it under load; writes
                 target/gpu/report.md
       --device NAME only devices whose names begin with this, such as cuda
@@ -174,8 +175,10 @@ fn command(args: &[String]) -> Result<bool> {
         }
         "bench" => {
             let mut options = bench::Options::default();
+            let mut train = false;
             while let Some(arg) = args.next() {
                 match arg {
+                    "--train" => train = true,
                     "--peers" => options.peers = true,
                     "--quick" => options.quick = true,
                     "--only" => match args.next() {
@@ -194,7 +197,11 @@ fn command(args: &[String]) -> Result<bool> {
                     _ => return unknown(arg),
                 }
             }
-            bench::bench(&mut Machine::new()?, &options).map(|()| true)
+            let mut machine = Machine::new()?;
+            match train {
+                true => bench::train(&mut machine, options.rounds.unwrap_or(3)).map(|()| true),
+                false => bench::bench(&mut machine, &options).map(|()| true),
+            }
         }
         "gpu" => {
             let mut options = gpu::Options::default();

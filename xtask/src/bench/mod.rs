@@ -6,6 +6,7 @@ mod native;
 mod peers;
 mod sample;
 mod table;
+mod train;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -14,6 +15,7 @@ use crate::command::Result;
 use crate::machine::{Machine, Need};
 use crate::package;
 use sample::Sample;
+pub(crate) use train::train;
 
 /// The measured formats, each with the formats that other engines are measured with if they cannot read it: their fastest
 /// ternary formats.

@@ -97,7 +97,7 @@ pub(super) fn measure(
 }
 
 /// The number and name of the processors, as far as the system reports them.
-fn processor() -> String {
+pub(super) fn processor() -> String {
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let names = text.lines().filter_map(|line| line.strip_prefix("model name")?.split_once(": "));

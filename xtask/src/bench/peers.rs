@@ -97,6 +97,16 @@ pub(super) fn wllama(machine: &Machine) -> Result<PathBuf> {
     Ok(npm(machine, "@wllama/wllama")?.join("@wllama/wllama/esm"))
 }
 
+/// The Python of an environment with PyTorch.
+pub(super) fn torch(machine: &Machine) -> Result<PathBuf> {
+    let (python, ready) = venv(machine, "torch", "torch, numpy")?;
+    if !ready {
+        let install = Cmd::new(&python, &machine.root);
+        install.args("-m pip install --quiet --disable-pip-version-check torch numpy setuptools").run()?;
+    }
+    Ok(python)
+}
+
 /// transformers.js, and the Python environment that writes models for it.
 pub(super) struct Transformers {
     /// The directory of its modules and their dependencies.
