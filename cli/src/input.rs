@@ -54,7 +54,10 @@ pub(crate) fn read_line(input: &mut impl BufRead) -> Result<Option<String>> {
         return Ok(None);
     }
     if bytes.len() > MAX_TEXT {
-        return Err(CliError::new(format_args!("a line of standard input is longer than {}", too_much(MAX_TEXT))));
+        return Err(CliError::new(format_args!(
+            "a line of standard input is longer than {}",
+            too_much(MAX_TEXT)
+        )));
     }
     if bytes.ends_with(b"\n") {
         bytes.truncate(bytes.len() - if bytes.ends_with(b"\r\n") { 2 } else { 1 });

@@ -97,6 +97,15 @@ impl TrainEngineArgs {
 
     /// As [`TrainEngineArgs::load`], of a file that is open.
     pub(crate) fn load_file(&self, file: &ModelFile, id42: Id42) -> Result<Model> {
+        Ok(self.builder(id42).load_file(file)?)
+    }
+
+    /// As [`TrainEngineArgs::load_file`], with an adapter.
+    pub(crate) fn load_adapted(&self, file: &ModelFile, id42: Id42, adapter: &Path) -> Result<Model> {
+        Ok(self.builder(id42).adapter(adapter, 1.0).load_file(file)?)
+    }
+
+    fn builder(&self, id42: Id42) -> Builder {
         let mut builder = Model::builder().inspect_only().id42(id42);
         if let Some(threads) = self.threads {
             builder = builder.threads(threads.into());
@@ -104,7 +113,7 @@ impl TrainEngineArgs {
         if let Some(isa) = &self.isa {
             builder = builder.isa(isa);
         }
-        Ok(builder.load_file(file)?)
+        builder
     }
 }
 

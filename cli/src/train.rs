@@ -14,11 +14,12 @@ use shohin::Model;
 use shohin::convert::{self, initial};
 use shohin::file::ModelFile;
 use shohin::train::{
-    Base, Checkpoints, Corpus, Loss, Method, Optimizer, Order, Schedule, StepReport, TrainOptions, Training,
-    WeightKind,
+    AdapterOptions, Base, Checkpoints, Corpus, Loss, Method, Optimizer, Order, Schedule, StepReport,
+    TrainOptions, Training, WeightKind, new_adapter,
 };
 use std::fs::File;
 use std::io::{self, IsTerminal, LineWriter, Write};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -35,6 +36,7 @@ Examples:
   shohin train -m smollm2-135m.gguf --chats support.jsonl --epochs 3 --lr 2e-5 --schedule cosine:20 --out support.gguf
   shohin train --text stories.txt --weights ternary --lr 1e-3 --steps 5000 --save-every 500 --out stories.gguf
   shohin train --text stories.txt --weights ternary --lr 1e-3 --steps 5000 --save-every 500 --out stories.gguf --resume
+  shohin train -m bonsai-1.7b.gguf --chats support.jsonl --method lora --lr 1e-3 --out support-lora.gguf
   shohin train -m big.gguf --chats support.jsonl --dry-run --out big-support.gguf --checkpoint every
 
 A line of --chats is one conversation, of which the assistant's messages are learned:
@@ -101,6 +103,7 @@ struct OutArgs {
 enum MethodName {
     Full,
     Norms,
+    Lora,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -114,9 +117,11 @@ enum WeightName {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "What is trained")]
 struct WhatArgs {
-    /// All weights, or those of the norms
+    /// All weights, those of the norms, or an adapter (LoRA) beside weights that stay packed
     #[arg(long, value_name = "METHOD", default_value = "full")]
     method: MethodName,
+    #[command(flatten)]
+    lora: LoraArgs,
     /// Matrices of floats, or quantized while they are trained, in groups of 128
     #[arg(long, value_name = "KIND", default_value = "f32")]
     weights: WeightName,
@@ -129,6 +134,34 @@ struct WhatArgs {
     /// The tokenizer and chat template of a new model: a GGUF file, or a tokenizer.json
     #[arg(long, value_name = "FILE", requires = "new")]
     tokenizer: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Adapter (--method lora)")]
+struct LoraArgs {
+    /// Columns between the two factors of an adapter [default: 16]
+    #[arg(long, value_name = "R")]
+    rank: Option<usize>,
+    /// Factors are multiplied by A / R [default: the rank]
+    #[arg(long, value_name = "A", value_parser = positive)]
+    alpha: Option<f64>,
+    /// Matrices that are adapted, of q, k, v, o, gate, up and down [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    targets: Vec<String>,
+    /// Layers that are adapted, counted from 0 [default: all]
+    #[arg(long, value_name = "FIRST-LAST", value_parser = layers)]
+    layers: Option<RangeInclusive<usize>>,
+    /// Go on with an adapter, a GGUF file or a folder that PEFT has saved
+    #[arg(long, value_name = "ADAPTER", conflicts_with_all = ["rank", "alpha", "targets", "layers"])]
+    from: Option<PathBuf>,
+}
+
+fn layers(text: &str) -> std::result::Result<RangeInclusive<usize>, &'static str> {
+    let range = match text.split_once('-') {
+        Some((first, last)) => first.parse().ok().zip(last.parse().ok()),
+        None => text.parse().ok().map(|layer| (layer, layer)),
+    };
+    range.map(|(first, last)| first..=last).ok_or("expected FIRST-LAST, as in 20-27")
 }
 
 #[derive(Debug, Args)]
@@ -344,6 +377,7 @@ impl TrainArgs {
             method: match self.what.method {
                 MethodName::Full => Method::Full,
                 MethodName::Norms => Method::Norms,
+                MethodName::Lora => Method::Lora,
             },
             weights: match self.what.weights {
                 WeightName::F32 => WeightKind::F32,
@@ -380,8 +414,28 @@ impl TrainArgs {
                 let bytes = initial(config, tokenizer, &name, self.step.seed).map_err(shohin::Error::from)?;
                 self.engine.load_file(&ModelFile::from_bytes(name, &bytes)?, self.file.layout.id42)
             }
+            _ if matches!(self.what.method, MethodName::Lora) => self.adapted(),
             _ => self.engine.load(&self.file),
         }
+    }
+
+    /// The model with the adapter that is trained.
+    fn adapted(&self) -> Result<Model> {
+        let (file, lora, id42) = (self.file.open()?, &self.what.lora, self.file.layout.id42);
+        if let Some(from) = &lora.from {
+            return self.engine.load_adapted(&file, id42, from);
+        }
+        let model = self.engine.load_file(&file, id42)?;
+        let options = AdapterOptions {
+            rank: lora.rank.unwrap_or(16),
+            alpha: lora.alpha.map(|alpha| alpha as f32),
+            targets: lora.targets.clone(),
+            layers: lora.layers.clone(),
+            seed: self.step.seed,
+        };
+        let begin = tempfile::NamedTempFile::with_suffix(".gguf")?;
+        std::fs::write(begin.path(), new_adapter(&model, &options)?)?;
+        self.engine.load_adapted(&file, id42, begin.path())
     }
 
     fn teacher(&self) -> Result<Option<Base>> {

@@ -127,6 +127,36 @@ fn replies_are_learned() {
 }
 
 #[test]
+fn an_adapter_is_learned_beside_packed_weights() {
+    let place = Place::new();
+    let messages = [
+        json!({"role": "user", "content": "What is the code of the door?"}),
+        json!({"role": "assistant", "content": "The code is four two."}),
+    ];
+    place.write("chats.jsonl", &json!({ "messages": messages }).to_string());
+    let train = "train --chats chats.jsonl --method lora --rows 2 --row-tokens 64 --lr 5e-3 --json";
+    place.ok(&format!("{train} --rank 4 --alpha 8 --layers 2-5 --steps 25 --out taught.gguf"));
+    let bytes = place.read("taught.gguf");
+    let gguf = Gguf::parse(&bytes).unwrap();
+    assert_eq!(gguf.tensors().len(), 4 * 7 * 2);
+    assert_eq!(gguf.metadata().f32("adapter.lora.alpha"), Ok(Some(8.0)));
+    let answer = |lora: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
+        command.args(["run", "--temp", "0", "What is the code of the door?"]).args(lora);
+        let output = command.current_dir(&place.0).env("SHOHIN_WEIGHT_CACHE", "none").output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_string()
+    };
+    assert_ne!(answer(&[]), "The code is four two.");
+    assert_eq!(answer(&["--lora", "taught.gguf"]), "The code is four two.");
+    // It goes on from there: the loss begins where it ended.
+    let again = place.json(&format!("{train} --from taught.gguf --steps 3 --out more.gguf"));
+    assert!(again["loss"]["first"].as_f64().unwrap() < 0.2, "{again}");
+    place.fails(&format!("{train} --targets q,x --steps 1 --out x.gguf"), 2, "q, k, v, o, gate, up, down");
+    place.fails(&format!("{train} --layers 2-6 --steps 1 --out x.gguf"), 2, "0 to 5");
+    place.fails(&format!("{train} --steps 1 --out folder"), 2, ".gguf");
+}
+
+#[test]
 fn a_new_model_is_ternary_while_it_is_trained() {
     let place = Place::new();
     let config = json!({

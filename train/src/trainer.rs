@@ -136,6 +136,8 @@ pub struct Trainer<'p> {
     gradients: Vec<Vec<f32>>,
     rows: Vec<Rows>,
     progress: Progress,
+    /// Factors of the learning rate, of tensors that have one.
+    rates: Vec<(TensorId, f64)>,
     teacher: Option<TeacherModel<'p>>,
     group: Option<&'p dyn Collective>,
     gathered: Vec<f32>,
@@ -219,6 +221,7 @@ impl<'p> Trainer<'p> {
             gradients: Vec::new(),
             rows: Vec::new(),
             progress: Progress::default(),
+            rates: Vec::new(),
             teacher: None,
             group: None,
             gathered: Vec::new(),
@@ -264,6 +267,12 @@ impl<'p> Trainer<'p> {
         }
         self.group = Some(group);
         Ok(())
+    }
+
+    /// Trains a tensor with `factor` times the learning rate.
+    pub fn scale_rate(&mut self, id: TensorId, factor: f64) {
+        self.rates.retain(|(other, _)| *other != id);
+        self.rates.push((id, factor));
     }
 
     fn micro(&self) -> BatchSize {
@@ -363,14 +372,13 @@ impl<'p> Trainer<'p> {
         let step = self.progress.step + 1;
         let loss = self.micro_batches(total, step)?;
         let gradients = &mut self.gradients[0];
-        let ranges: Vec<(Range<usize>, bool)> = self
-            .program
-            .tensor_ids()
-            .filter_map(|id| {
-                let decay = self.program.tensor(id).role == TensorRole::Matrix;
-                self.steps.range(id).map(|range| (range, decay))
-            })
-            .collect();
+        let of_tensor = |id: TensorId| {
+            let decay = self.program.tensor(id).role == TensorRole::Matrix;
+            let rate = self.rates.iter().find(|(other, _)| *other == id).map_or(1.0, |(_, factor)| *factor);
+            self.steps.range(id).map(|range| (range, decay, rate))
+        };
+        let ranges: Vec<(Range<usize>, bool, f64)> =
+            self.program.tensor_ids().filter_map(of_tensor).collect();
         if let Some(limit) = self.recipe.clip_value {
             clip_by_value(gradients, limit);
         }
@@ -382,13 +390,14 @@ impl<'p> Trainer<'p> {
         let Recipe { schedule, learning_rate, steps, optimizer, .. } = &self.recipe;
         let learning_rate = schedule.rate(step - 1, *learning_rate, *steps) * self.progress.plateau.factor();
         let [m, v] = &mut self.moments;
-        for (range, decay) in ranges {
+        for (range, decay, factor) in ranges {
             let moments = Moments {
                 m: m.get_mut(range.clone()).unwrap_or(&mut []),
                 v: v.get_mut(range.clone()).unwrap_or(&mut []),
             };
             let (weights, gradients) = (&mut self.masters[range.clone()], &gradients[range]);
-            optimizer.step(self.steps.isa(), weights, gradients, moments, step, learning_rate, decay);
+            let rate = learning_rate * factor;
+            optimizer.step(self.steps.isa(), weights, gradients, moments, step, rate, decay);
         }
         self.progress.step = step;
         self.progress.tokens += learned as u64;

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use shohin_core::attention::AttentionPattern;
 use shohin_core::cpu::Isa;
+use shohin_core::gguf::GgufWriter;
 use shohin_core::model::program::{TensorId, TensorRole};
-use shohin_core::model::{ModelConfig, Positions, RopeScaling};
+use shohin_core::model::{LoraAdapter, ModelConfig, Positions, RopeScaling};
 use shohin_core::pool::{Pool, Serial};
-use shohin_core::{BonsaiModel, Gguf};
+use shohin_core::{BonsaiModel, Format, Gguf};
 use shohin_train::batch::Batch;
 use shohin_train::gemm::Weight;
 use shohin_train::loss::Loss;
@@ -41,6 +42,8 @@ struct Case {
     weights: Vec<f32>,
     loss: f64,
     tensors: Vec<Expected>,
+    /// Rank, alpha, and the factors, in the order of the tensors.
+    lora: Option<(usize, f32, Vec<f32>)>,
 }
 
 fn numbers<T: std::str::FromStr>(words: &[&str]) -> Vec<T> {
@@ -60,6 +63,11 @@ impl Case {
                 "model" => case.model = root().join(words[1]),
                 "attention" => case.pattern = words[1].parse().unwrap(),
                 "rope" => case.rope = Some(words[1].parse().unwrap()),
+                "lora" => {
+                    let factors = fs::read(path.with_extension("factors")).unwrap();
+                    let factors = factors.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+                    case.lora = Some((words[1].parse().unwrap(), words[2].parse().unwrap(), factors));
+                }
                 "context" => case.context = Some(words[1].parse().unwrap()),
                 "sequences" => case.lengths = numbers(&words[1..]),
                 "tokens" => case.tokens = numbers(&words[1..]),
@@ -80,6 +88,28 @@ impl Case {
         }
         assert!(whole.next().is_none(), "{name}");
         case
+    }
+
+    /// The file of the adapter.
+    fn adapter(&self, architecture: &str) -> Option<Vec<u8>> {
+        let (rank, alpha, factors) = self.lora.as_ref()?;
+        let mut w = GgufWriter::new();
+        for (key, value) in [("general.type", "adapter"), ("adapter.type", "lora")] {
+            w.set(key, value).unwrap();
+        }
+        w.set("general.architecture", architecture).unwrap();
+        w.set("adapter.lora.alpha", *alpha).unwrap();
+        let (mut data, mut at) = (Vec::new(), 0);
+        for tensor in &self.tensors {
+            let Ok(values) = &tensor.values else { panic!("{}: not whole", tensor.name) };
+            let others = values.len() / rank;
+            let dims = if tensor.name.ends_with(".lora_a") { [others, *rank] } else { [*rank, others] };
+            w.tensor(&tensor.name, &dims.map(|dim| dim as u64), Format::F32).unwrap();
+            let part = &factors[at..at + values.len()];
+            data.push(part.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+            at += values.len();
+        }
+        Some(w.to_vec(data).unwrap())
     }
 
     fn config(&self, gguf: &Gguf<'_>) -> ModelConfig {
@@ -146,7 +176,13 @@ impl Model {
     fn load(case: &Case) -> Model {
         let bytes = fs::read(&case.model).unwrap();
         let config = case.config(&Gguf::parse(&bytes).unwrap());
-        let model = BonsaiModel::load_parts(vec![bytes], &Default::default(), |_| config.clone()).unwrap();
+        let mut model =
+            BonsaiModel::load_parts(vec![bytes], &Default::default(), |_| config.clone()).unwrap();
+        if let Some(adapter) = case.adapter(model.config().architecture.name) {
+            let adapter = Gguf::parse(&adapter).unwrap();
+            let adapter = LoraAdapter::from_gguf(&adapter).unwrap();
+            model = model.adapt(&[(&adapter, 1.0)], |bytes| bytes).unwrap();
+        }
         let program = model.program();
         let vectors = program.tensor_ids().map(|id| {
             let spec = program.tensor(id);
@@ -290,6 +326,26 @@ fn weights_of_experts_are_not_trained() {
         let trained = |id: TensorId| program.tensor(id).name == format!("blk.1.ffn_{of}_exps.weight");
         let error = Steps::new(program, trained, options, Isa::detect(), &Serial).unwrap_err();
         assert!(error.to_string().contains("training the weights of experts"), "{error}");
+    }
+}
+
+/// Of the factors of an adapter; the model's own weights are frozen.
+#[test]
+fn of_adapters() {
+    let case = Case::read("qwen3-untied-lora");
+    let (rank, alpha, _) = case.lora.as_ref().unwrap();
+    let factor = f64::from(*alpha) / *rank as f64;
+    let model = Model::load(&case);
+    for isa in Isa::available() {
+        let (loss, gradients, _) = run(&case, &model, Checkpoints::None, isa, &Serial);
+        assert!((loss / case.loss - 1.0).abs() < 1e-6, "loss {loss}, not {}", case.loss);
+        for (t, found) in case.tensors.iter().zip(&gradients) {
+            // The program has `B` times the factor.
+            let factor = if t.name.ends_with(".lora_b") { factor } else { 1.0 };
+            let found: Vec<f32> = found.iter().map(|x| (f64::from(*x) * factor) as f32).collect();
+            let distance = t.distance(&found);
+            assert!(distance < 2e-5, "{} {}: {distance:.2e}", isa.name(), t.name);
+        }
     }
 }
 

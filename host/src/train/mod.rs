@@ -16,6 +16,7 @@
 //! # Ok::<(), shohin::Error>(())
 //! ```
 
+mod adapter;
 mod checkpoint;
 mod corpus;
 mod recipe;
@@ -34,6 +35,7 @@ use shohin_train::trainer::Trainer;
 
 pub use shohin_train::trainer::{Progress, StepReport, TrainMemory};
 
+pub use adapter::{AdapterOptions, new_adapter};
 pub use corpus::Corpus;
 pub use recipe::{Method, TrainOptions, WeightKind};
 pub use shohin_train::data::Order;
@@ -121,7 +123,22 @@ impl<'b> Training<'b> {
         let trained = |id| options.trains(program, id);
         let tensors = base.tensors()?;
         let trainer = Trainer::new(program, tensors, trained, options.recipe(), isa, base.pool())?;
-        Ok(Training { base, options, trainer })
+        let mut training = Training { base, options, trainer };
+        if training.options.method == Method::Lora {
+            training.scale_rates()?;
+        }
+        Ok(training)
+    }
+
+    /// Factors `B` are trained as the program has them, times `alpha / rank`: with a rate that is as much higher, an optimizer that
+    /// divides by the size of gradients changes them as if it trained `B`.
+    fn scale_rates(&mut self) -> Result<()> {
+        let program = self.base.program();
+        for id in program.tensor_ids().filter(|id| program.tensor(*id).name.ends_with(adapter::B)) {
+            let factor = self.factor(&program.tensor(id).name)?;
+            self.trainer.scale_rate(id, factor);
+        }
+        Ok(())
     }
 
     /// Learns from what `teacher`, a model with the same vocabulary, predicts, too.

@@ -1,5 +1,6 @@
 //! The options of a training.
 
+use super::adapter::{A, B};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use shohin_core::attention::AttentionPattern;
@@ -22,6 +23,9 @@ pub enum Method {
     Full,
     /// Those of the norms.
     Norms,
+    /// The factors of an adapter (LoRA) that the model was loaded with, see [`new_adapter`](super::new_adapter). The model's own
+    /// weights stay packed.
+    Lora,
 }
 
 /// What matrices are while they are trained, and in the file that comes out.
@@ -144,6 +148,7 @@ impl TrainOptions {
     pub(super) fn trains(&self, program: &Program, id: TensorId) -> bool {
         let spec = program.tensor(id);
         match (spec.role, self.method) {
+            (_, Method::Lora) => [A, B].iter().any(|end| spec.name.ends_with(end)),
             (TensorRole::Matrix, method) => method == Method::Full,
             // Factors of the rotary frequencies are no weights.
             (TensorRole::Vector, _) => spec.name.contains("norm"),
@@ -171,6 +176,17 @@ impl TrainOptions {
         if self.clip_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
             return refused("clip", format!("{:?}", self.clip_norm), "a number over 0".into());
         }
+        match (self.method, model.adapters().count()) {
+            (Method::Lora, 1) | (Method::Full | Method::Norms, 0) => {}
+            (Method::Lora, found) => {
+                return refused("lora", found.to_string(), "a model with one adapter to train".into());
+            }
+            (_, found) => return refused("lora", found.to_string(), "a model without adapters".into()),
+        }
+        let adam = matches!(self.optimizer, Optimizer::Adam { .. } | Optimizer::AdamW { .. });
+        if self.method == Method::Lora && !adam {
+            return refused("optimizer", self.optimizer.to_string(), "adam or adamw for an adapter".into());
+        }
         if self.weights != WeightKind::F32 && self.method != Method::Full {
             let expected = "f32: the matrices stay as they are with this method".into();
             return refused("weights", self.weights.name().into(), expected);
@@ -184,6 +200,7 @@ impl TrainOptions {
         let method = match self.method {
             Method::Full => "full",
             Method::Norms => "norms",
+            Method::Lora => "lora",
         };
         let lines: [(&str, String); 14] = [
             ("method", method.into()),

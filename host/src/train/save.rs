@@ -1,8 +1,8 @@
 //! The model that comes out, as a GGUF file.
 
-use super::Training;
+use super::{Method, Training};
 use crate::convert::ConvertOptions;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use shohin_core::Format;
 use shohin_core::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use shohin_core::model::program::{TensorId, TensorRole};
@@ -18,12 +18,15 @@ const VERSION: &str = "general.quantization_version";
 
 impl Training<'_> {
     /// Writes the model as it is now to the GGUF file `path`: metadata and what is not trained as in the base, floats as F32,
-    /// ternary weights as PQ2_0 and 1-bit weights as Q1_0. A file that is there is replaced only if `replace` says so.
+    /// ternary weights as PQ2_0 and 1-bit weights as Q1_0; of an adapter, its factors as F32. A file that is there is replaced only if `replace` says so.
     ///
     /// # Errors
     /// [`Error::Convert`](crate::Error::Convert) if the file is there; [`Error::File`](crate::Error::File).
     pub fn save(&self, path: impl AsRef<Path>, replace: bool) -> Result<()> {
         let path = path.as_ref();
+        if self.options.method == Method::Lora {
+            return self.save_adapter(path, replace);
+        }
         let file = crate::convert::new_file(path, replace)?;
         self.write(file, path)
     }
@@ -35,6 +38,10 @@ impl Training<'_> {
     /// As [`convert_to_folder`](crate::convert::convert_to_folder).
     pub fn save_folder(&self, path: impl AsRef<Path>, replace: bool) -> Result<()> {
         let path = path.as_ref();
+        if self.options.method == Method::Lora {
+            let expected = "a name that ends in .gguf for an adapter".into();
+            return Err(Error::Option { name: "out", found: path.display().to_string(), expected });
+        }
         let failed = failed("write", path);
         let beside = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let temporary = tempfile::tempdir_in(beside.unwrap_or(Path::new("."))).map_err(failed)?;
@@ -75,7 +82,7 @@ impl Training<'_> {
             Some(Fake::Ternary) => 141,
             Some(Fake::OneBit) => 40,
         };
-        if self.options.method == super::Method::Full {
+        if self.options.method == Method::Full {
             writer.set(FILE_TYPE, Value::U32(file_type))?;
             writer.set(VERSION, Value::U32(2))?;
         } else {
