@@ -14,7 +14,7 @@ use shohin::Model;
 use shohin::convert::{self, initial};
 use shohin::file::ModelFile;
 use shohin::train::{
-    AdapterOptions, Base, Checkpoints, Corpus, Loss, Method, Optimizer, Order, Schedule, StepReport,
+    AdapterOptions, Base, Checkpoints, Corpus, Loss, Method, Optimizer, Order, Ranks, Schedule, StepReport,
     TrainOptions, Training, WeightKind, new_adapter,
 };
 use std::fs::File;
@@ -27,7 +27,7 @@ use std::time::Instant;
 ///
 /// The weights of the model, in any format, become floats that are trained; the result is a GGUF file, a Hugging Face folder, or
 /// a checkpoint, by the name of OUT. With --weights ternary or 1bit, what is multiplied while training is quantized, and the
-/// file has exactly these weights. Results do not depend on the number of threads.
+/// file has exactly these weights. Results do not depend on the number of threads, or of ranks with the same --accumulate.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -179,9 +179,9 @@ struct StepArgs {
     /// Times that everything is learned
     #[arg(long, value_name = "X", value_parser = positive)]
     epochs: Option<f64>,
-    /// Divide the rows of a step into N micro-batches: less memory, the same step
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    accumulate: usize,
+    /// Divide the rows of a step into N micro-batches: less memory, the same step [default: as many as --ranks]
+    #[arg(long, value_name = "N")]
+    accumulate: Option<usize>,
     /// Order of rows: shuffled or sequential
     #[arg(long, value_name = "ORDER", default_value = "shuffled", value_parser = str::parse::<Order>)]
     order: Order,
@@ -227,6 +227,9 @@ struct StepArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Run")]
 struct RunArgs {
+    /// Share the micro-batches of a step among N groups of threads, each with its own copy of what is trained: 1, 2, 4, 8
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    ranks: usize,
     /// End when the loss of a step is at most this
     #[arg(long, value_name = "LOSS", value_parser = positive)]
     stop_at: Option<f64>,
@@ -280,10 +283,15 @@ pub(crate) fn run(args: &TrainArgs) -> Result {
     let options = args.options(&model, &corpus)?;
     let base = Training::base(&model)?;
     let teacher = args.teacher()?;
-    let mut training = Training::new(&base, options)?;
+    let mut ranks = Ranks::new(&base, args.run.ranks)?;
     if let Some(teacher) = &teacher {
-        training.teach_by(teacher)?;
+        ranks = ranks.taught_by(teacher);
     }
+    ranks.train(&options, |training| lead(args, training, &corpus, valid.as_ref()))
+}
+
+/// Trains, as the first rank.
+fn lead(args: &TrainArgs, training: &mut Training<'_>, corpus: &Corpus, valid: Option<&Corpus>) -> Result {
     if let Some(path) = &args.what.init {
         training.init_from(path)?;
     }
@@ -293,18 +301,18 @@ pub(crate) fn run(args: &TrainArgs) -> Result {
         remark(format_args!("(resumed from step {})", training.progress().step));
     }
     if args.run.dry_run {
-        return dry_run(args, &training, &corpus);
+        return dry_run(args, training, corpus);
     }
     let mut history = History::default();
-    let interrupted = args.train(&mut training, &corpus, valid.as_ref(), &mut history)?;
+    let interrupted = args.train(training, corpus, valid, &mut history)?;
     if interrupted {
         let path = args.checkpoint();
         training.checkpoint(&path)?;
         remark(format_args!("saved {}; the same command with --resume goes on from it", path.display()));
         return Err(CliError::Interrupted);
     }
-    args.save(&training)?;
-    report(args, &training, &history)
+    args.save(training)?;
+    report(args, training, &history)
 }
 
 /// Refuses what cannot be written before anything is computed.
@@ -387,7 +395,7 @@ impl TrainArgs {
             rows: step.rows,
             row_tokens,
             steps: step.steps.unwrap_or(100),
-            accumulate: step.accumulate,
+            accumulate: step.accumulate.unwrap_or(self.run.ranks),
             order: step.order,
             seed: step.seed,
             optimizer,
@@ -578,7 +586,7 @@ fn write_log(log: &mut impl Write, report: &StepReport, rate: f64) -> Result {
 
 /// What the training would take.
 fn dry_run(args: &TrainArgs, training: &Training<'_>, corpus: &Corpus) -> Result {
-    let (memory, options) = (training.memory(), training.options());
+    let (memory, options, ranks) = (training.memory(), training.options(), args.run.ranks as u64);
     let mut out = io::stdout().lock();
     let parts = [
         ("masters", memory.masters),
@@ -588,7 +596,9 @@ fn dry_run(args: &TrainArgs, training: &Training<'_>, corpus: &Corpus) -> Result
         ("logits", memory.step.logits),
         ("workers", memory.step.workers),
         ("angles", memory.step.angles),
-    ];
+    ]
+    .map(|(name, n)| (name, n * ranks));
+    let total = memory.total() * ranks;
     if args.out.json {
         let parts: serde_json::Map<String, _> =
             parts.iter().map(|(name, n)| ((*name).to_string(), json!(n))).collect();
@@ -600,7 +610,7 @@ fn dry_run(args: &TrainArgs, training: &Training<'_>, corpus: &Corpus) -> Result
             "corpus_tokens": corpus.len(),
             "learned_tokens": corpus.learned(),
             "memory": parts,
-            "total": memory.total(),
+            "total": total,
         });
         writeln!(out, "{object:#}")?;
         return Ok(());
@@ -616,7 +626,7 @@ fn dry_run(args: &TrainArgs, training: &Training<'_>, corpus: &Corpus) -> Result
         ["steps".into(), format!("{steps}; an epoch has {items} rows or conversations")],
     ];
     rows.extend(parts.map(|(name, n)| [name.to_string(), bytes(n)]));
-    rows.push(["memory".into(), format!("{}, beside the model's file", bytes(memory.total()))]);
+    rows.push(["memory".into(), format!("{}, beside the model's file", bytes(total))]);
     let rows: Vec<Vec<String>> = rows.into_iter().map(Vec::from).collect();
     Ok(terminal::table(&mut out, &rows, &[false, false])?)
 }

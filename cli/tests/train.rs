@@ -32,11 +32,15 @@ impl Place {
         fs::read(self.path(name)).unwrap()
     }
 
-    fn run(&self, args: &str) -> Output {
+    fn command(&self, args: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
         command.args(args.split(' ')).current_dir(&self.0).stdin(Stdio::null());
         command.env("SHOHIN_WEIGHT_CACHE", "none").env("SHOHIN_DEVICE", "cpu");
-        command.output().unwrap()
+        command
+    }
+
+    fn run(&self, args: &str) -> Output {
+        self.command(args).output().unwrap()
     }
 
     fn ok(&self, args: &str) -> String {
@@ -187,6 +191,86 @@ fn a_new_model_is_ternary_while_it_is_trained() {
     assert_eq!(String::from_utf8(place.read("last.jsonl")).unwrap().lines().count(), 10);
     let other = train.replace("5e-3", "1e-3");
     place.fails(&format!("{other} --steps 60 --out new.gguf --resume --force"), 1, "lr");
+}
+
+/// A log without what differs from run to run.
+fn losses(place: &Place, name: &str) -> Vec<Value> {
+    let log = String::from_utf8(place.read(name)).unwrap();
+    let line = |line| {
+        let mut step: Value = serde_json::from_str(line).unwrap();
+        step.as_object_mut().unwrap().remove("tokens_per_second");
+        step
+    };
+    log.lines().map(line).collect()
+}
+
+#[test]
+fn ranks_train_as_one_does() {
+    let place = Place::new();
+    let nano =
+        format!("train -m {}/sprout-nano.gguf --text story.txt --valid story.txt --valid-every 2", models());
+    let train = format!("{nano} --schedule plateau --rows 8 --row-tokens 16 --lr 2e-3 --save-every 3 --json");
+    let one = place.json(&format!("{train} --steps 5 --accumulate 4 --out 1.gguf --log 1.jsonl"));
+    for ranks in [2, 4] {
+        // With 4 ranks there are 4 micro-batches without asking for them.
+        let accumulate = if ranks == 4 { "" } else { " --accumulate 4" };
+        let ranked = format!("{train}{accumulate} --ranks {ranks} -t 4");
+        let many = place.json(&format!("{ranked} --steps 5 --out {ranks}.gguf --log {ranks}.jsonl"));
+        assert_eq!([&many["loss"], &many["valid"]], [&one["loss"], &one["valid"]]);
+        for kind in ["gguf", "oxck"] {
+            let same = place.read(&format!("{ranks}.{kind}")) == place.read(&format!("1.{kind}"));
+            assert!(same, "{kind} of {ranks} ranks");
+        }
+        assert_eq!(losses(&place, &format!("{ranks}.jsonl")), losses(&place, "1.jsonl"));
+    }
+    // Any number of ranks goes on from the third step of any other.
+    place.ok(&format!("{train} --steps 5 --ranks 2 --accumulate 4 --out again.gguf --resume=1.oxck"));
+    place.ok(&format!("{train} --steps 5 --accumulate 4 --out alone.gguf --resume=4.oxck"));
+    assert!(
+        place.read("again.gguf") == place.read("1.gguf") && place.read("alone.gguf") == place.read("1.gguf")
+    );
+    let stopped = place.json(&format!("{train} --steps 90 --ranks 2 --stop-at 100 --out stopped.gguf"));
+    assert_eq!(stopped["steps"], 1);
+    let plan =
+        |ranks: u32| place.json(&format!("{train} --accumulate 4 --ranks {ranks} --dry-run --out x.gguf"));
+    let (one, four) = (plan(1)["memory"]["masters"].as_u64(), plan(4)["memory"]["masters"].as_u64());
+    assert_eq!(four, one.map(|bytes| 4 * bytes));
+}
+
+#[test]
+fn ranks_that_cannot_train_end_with_an_error() {
+    let place = Place::new();
+    let train = "train --text story.txt --row-tokens 16 --out x.gguf";
+    place.fails(&format!("{train} --ranks 3"), 2, "--ranks is \"3\", expected a power of two");
+    place.fails(
+        &format!("{train} --ranks 4 --accumulate 2"),
+        2,
+        "--accumulate is \"2\", expected a power of two, and at least 4",
+    );
+    place.fails(&format!("{train} --ranks 4 --rows 2"), 2, "--accumulate");
+    place.fails(&format!("{train} --ranks 4 --lr 1e30 --clip 0"), 1, "finite");
+    place.fails(&format!("{train} --ranks 4 --resume"), 1, "x.oxck");
+    assert!(!place.path("x.gguf").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_stops_all_ranks_after_a_step() {
+    let place = Place::new();
+    let nano = format!("train -m {}/sprout-nano.gguf --text story.txt", models());
+    let train = format!("{nano} --rows 2 --row-tokens 16 --lr 2e-3 --ranks 2 --save-every 1");
+    let mut command = place.command(&format!("{train} --steps 100000 --out long.gguf"));
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    while !place.path("long.oxck").exists() && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!place.path("long.gguf").exists());
+    let again = place.json(&format!("{train} --steps 100000 --stop-at 100 --resume --out long.gguf --json"));
+    let steps = again["steps"].as_u64().unwrap();
+    place.ok(&format!("{train} --steps {steps} --out whole.gguf"));
+    assert!(place.read("long.gguf") == place.read("whole.gguf"));
 }
 
 #[test]

@@ -410,9 +410,10 @@ impl<'p> Trainer<'p> {
         let n = self.masters.len();
         let (rank, ranks) = self.group.map_or((0, 1), |group| (group.rank(), group.ranks()));
         let here = self.recipe.accumulate / ranks;
-        let (mut loss, mut level) = (0.0, 0);
-        let mut losses = vec![0.0; here];
+        // One for each level of the tree, as the gradients.
+        let mut losses = Vec::new();
         for i in 0..here {
+            let level = losses.len();
             if self.gradients.len() <= level {
                 self.gradients.push(vec![0.0; n]);
             }
@@ -428,39 +429,40 @@ impl<'p> Trainer<'p> {
                 batch.teacher = Some(Teacher { hidden: &teacher.hidden, output });
             }
             let tensors = tensors(self.program, &self.base, &self.steps, &self.masters, self.recipe.fake);
-            losses[i] =
-                self.steps.run(&tensors, &batch, &self.recipe.loss, total, &mut self.gradients[level])?;
+            let gradients = &mut self.gradients[level];
+            losses.push(self.steps.run(&tensors, &batch, &self.recipe.loss, total, gradients)?);
             if let Some(row) = self.steps.not_finite() {
                 return Err(Error::NotFinite { what: "the loss", step, row: Some(row) });
             }
-            level += 1;
             // Two parts of the tree that are complete become one.
             let mut done = i + 1;
             while done.is_multiple_of(2) {
-                let (left, right) = self.gradients.split_at_mut(level - 1);
-                op::add(self.steps.pool(), &mut left[level - 2], &right[0]);
-                level -= 1;
+                self.add_last(&mut losses);
                 done /= 2;
             }
         }
         // What is left if their number is no power of two.
-        while level > 1 {
-            let (left, right) = self.gradients.split_at_mut(level - 1);
-            op::add(self.steps.pool(), &mut left[level - 2], &right[0]);
-            level -= 1;
-        }
-        for one in losses {
-            loss += one;
+        while losses.len() > 1 {
+            self.add_last(&mut losses);
         }
         match self.group {
-            Some(group) if ranks > 1 => self.reduce(group, loss),
-            _ => Ok(loss),
+            Some(group) if ranks > 1 => self.reduce(group, losses[0]),
+            _ => Ok(losses[0]),
         }
     }
 
-    /// Adds the gradients of all ranks, two and two, and the losses in order.
+    /// Adds the last level of the tree, of those that have `losses`, to the one before.
+    fn add_last(&mut self, losses: &mut Vec<f64>) {
+        let last = losses.len() - 1;
+        let (left, right) = self.gradients.split_at_mut(last);
+        op::add(self.steps.pool(), &mut left[last - 1], &right[0]);
+        losses[last - 1] += losses[last];
+        losses.truncate(last);
+    }
+
+    /// Adds the gradients and the losses of all ranks, two and two.
     fn reduce(&mut self, group: &dyn Collective, loss: f64) -> Result<f64> {
-        const PIECE: usize = 1 << 20;
+        const PIECE: usize = 1 << 16;
         let ranks = group.ranks();
         for mine in self.gradients[0].chunks_mut(PIECE) {
             self.gathered.resize(ranks * mine.len(), 0.0);
@@ -486,7 +488,11 @@ impl<'p> Trainer<'p> {
             let bits = numbers.iter().rev().fold(0, |bits, word| bits << 16 | u64::from(*word as u16));
             f64::from_bits(bits)
         };
-        Ok(self.gathered.chunks_exact(4).map(of_rank).sum())
+        let mut losses: Vec<f64> = self.gathered.chunks_exact(4).map(of_rank).collect();
+        while losses.len() > 1 {
+            losses = losses.chunks(2).map(|pair| pair.iter().sum()).collect();
+        }
+        Ok(losses[0])
     }
 
     /// The mean loss of all of `data`.

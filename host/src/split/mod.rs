@@ -22,7 +22,7 @@ mod weights;
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CudaSplit;
 pub(crate) use device::SplitDevice;
-#[cfg(test)]
+#[cfg(any(test, feature = "train"))]
 pub(crate) use group::Group;
 pub(crate) use group::lost;
 #[cfg(feature = "mpi")]
@@ -30,4 +30,6 @@ pub use mpi_group::Mpi;
 #[cfg(feature = "mpi")]
 pub(crate) use mpi_group::{Loaded, World};
 pub(crate) use rank::CpuRank;
+#[cfg(feature = "train")]
+pub(crate) use thread_group::ThreadGroup;
 pub(crate) use weights::SplitWeights;

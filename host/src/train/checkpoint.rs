@@ -13,6 +13,7 @@
 //! | `shohin.base` | the fingerprint of the base's file |
 
 use super::Training;
+use super::others::Call;
 use crate::error::{Error, Result};
 use shohin_core::error::Name;
 use shohin_core::model::program::{TensorId, TensorRole};
@@ -128,12 +129,14 @@ impl Training<'_> {
     /// [`Error::Checkpoint`] for a file that is damaged, of another base, of other options, or that has not exactly the tensors
     /// of this training; [`Error::File`]. The training is unchanged then.
     pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        with(path.as_ref(), |file| {
+        let path = path.as_ref();
+        with(path, |file| {
             let progress = self.check(file)?;
             self.restore(file, true)?;
             self.trainer.resume(progress);
             Ok(())
-        })
+        })?;
+        self.all_read(Call::Resume(path.into()))
     }
 
     /// Begins with the weights of a checkpoint, of any training of a model with the same tensors, or of another program: the
@@ -142,7 +145,9 @@ impl Training<'_> {
     /// # Errors
     /// As [`Training::resume`], whatever the base and the options.
     pub fn init_from(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        with(path.as_ref(), |file| self.restore(file, false))
+        let path = path.as_ref();
+        with(path, |file| self.restore(file, false))?;
+        self.all_read(Call::InitFrom(path.into()))
     }
 
     /// Tensors that are trained, with their names and shapes.

@@ -8,14 +8,15 @@ use shohin_core::chat::{ChatOptions, Message, ToolCall, encode_replies};
 use shohin_core::tokenizer::Special;
 use shohin_train::data::{BatchSize, Cursor, Data, Rows};
 use std::ops::Range;
+use std::sync::Arc;
 
-/// Tokens to learn from or to measure on.
+/// Tokens to learn from or to measure on. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Corpus {
-    data: Data,
+    data: Arc<Data>,
     /// The line of each conversation.
-    lines: Vec<usize>,
-    lengths: Vec<usize>,
+    lines: Arc<[usize]>,
+    lengths: Arc<[usize]>,
 }
 
 /// A problem of what a model is to learn from.
@@ -49,7 +50,7 @@ impl Corpus {
             return Err(wrong(None, problem));
         }
         let data = Data::stream(tokens, Vec::new())?;
-        Ok(Corpus { data, lines: Vec::new(), lengths: Vec::new() })
+        Ok(Corpus { data: data.into(), lines: [].into(), lengths: [].into() })
     }
 
     /// Conversations, one JSON object a line: `{"messages": [...], "tools": [...]}` with messages as in requests of OpenAI's chat
@@ -75,7 +76,7 @@ impl Corpus {
             return Err(wrong(None, "expected a conversation on each line, found none"));
         }
         let data = Data::sequences(tokens, &lengths, weights)?;
-        Ok(Corpus { data, lines, lengths })
+        Ok(Corpus { data: data.into(), lines: lines.into(), lengths: lengths.into() })
     }
 
     /// The data.
@@ -130,7 +131,7 @@ impl Corpus {
 
     /// The error of a conversation that is longer than a row.
     pub(super) fn too_long(&self, row_tokens: usize) -> Error {
-        let longest = self.lengths.iter().zip(&self.lines).max_by_key(|(len, _)| **len);
+        let longest = self.lengths.iter().zip(&*self.lines).max_by_key(|(len, _)| **len);
         let (len, line) = longest.map_or((0, 0), |(len, line)| (*len - 1, *line));
         let problem =
             format!("the conversation has {len} tokens, and a row at most {row_tokens} (--row-tokens)");

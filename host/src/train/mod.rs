@@ -1,6 +1,7 @@
 //! Training: a model, what it learns from, and the files that come out.
 //!
 //! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use shohin::train::{Corpus, Training, TrainOptions};
 //! use shohin::Model;
 //!
@@ -13,20 +14,23 @@
 //!     println!("{}: {:.4}", report.step, report.loss);
 //! }
 //! training.save("notes.gguf", false)?;
-//! # Ok::<(), shohin::Error>(())
+//! # Ok(())
+//! # }
 //! ```
 
 mod adapter;
 mod checkpoint;
 mod corpus;
+mod others;
+mod ranks;
 mod recipe;
 mod save;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::threads::ThreadPool;
+use others::{Call, Others};
 use shohin_core::collective::Collective;
-use shohin_core::cpu::Isa;
 use shohin_core::model::program::{Program, TensorId, TensorRole};
 use shohin_train::data::Data;
 use shohin_train::gemm::Weight;
@@ -37,6 +41,7 @@ pub use shohin_train::trainer::{Progress, StepReport, TrainMemory};
 
 pub use adapter::{AdapterOptions, new_adapter};
 pub use corpus::Corpus;
+pub use ranks::Ranks;
 pub use recipe::{Method, TrainOptions, WeightKind};
 pub use shohin_train::data::Order;
 pub use shohin_train::loss::Loss;
@@ -83,6 +88,9 @@ pub struct Training<'b> {
     base: &'b Base,
     options: TrainOptions,
     trainer: Trainer<'b>,
+    pool: &'b ThreadPool,
+    /// On the first of several [`Ranks`], the others.
+    others: Option<Others<'b>>,
 }
 
 impl<'b> Training<'b> {
@@ -114,16 +122,16 @@ impl<'b> Training<'b> {
     /// # Errors
     /// [`Error::Train`] for options that do not fit each other or the model.
     pub fn new(base: &'b Base, options: TrainOptions) -> Result<Self> {
-        Training::on(base, options, base.model.isa())
+        Training::on(base, options, base.pool())
     }
 
-    fn on(base: &'b Base, options: TrainOptions, isa: Isa) -> Result<Self> {
+    fn on(base: &'b Base, options: TrainOptions, pool: &'b ThreadPool) -> Result<Self> {
         let program = base.program();
         options.check(&base.model)?;
         let trained = |id| options.trains(program, id);
         let tensors = base.tensors()?;
-        let trainer = Trainer::new(program, tensors, trained, options.recipe(), isa, base.pool())?;
-        let mut training = Training { base, options, trainer };
+        let trainer = Trainer::new(program, tensors, trained, options.recipe(), base.model.isa(), pool)?;
+        let mut training = Training { base, options, trainer, pool, others: None };
         if training.options.method == Method::Lora {
             training.scale_rates()?;
         }
@@ -147,11 +155,11 @@ impl<'b> Training<'b> {
     /// [`Error::Train`] for another vocabulary.
     pub fn teach_by(&mut self, teacher: &'b Base) -> Result<()> {
         let tensors = teacher.tensors()?;
-        let (isa, pool) = (self.base.model.isa(), self.base.pool());
-        Ok(self.trainer.teach_by(teacher.program(), tensors, isa, pool)?)
+        Ok(self.trainer.teach_by(teacher.program(), tensors, self.base.model.isa(), self.pool)?)
     }
 
-    /// Trains as one rank of `group`; all ranks have the same options and data.
+    /// Trains as one rank of `group`: all ranks have the same options and data, and make the same calls. [`Ranks`] does so with
+    /// threads.
     ///
     /// # Errors
     /// [`Error::Train`] unless the number of ranks is a power of two that divides that of micro-batches.
@@ -174,7 +182,7 @@ impl<'b> Training<'b> {
         self.progress().step >= self.options.steps
     }
 
-    /// The bytes that it needs, beside the model's file.
+    /// The bytes that it needs, beside the model's file; each of several ranks needs as many.
     pub fn memory(&self) -> TrainMemory {
         self.trainer.memory()
     }
@@ -191,7 +199,13 @@ impl<'b> Training<'b> {
     /// # Errors
     /// [`Error::Train`] for a loss or gradients that are not finite: the weights are then those before the step.
     pub fn step(&mut self, corpus: &Corpus) -> Result<StepReport> {
-        Ok(self.trainer.step(self.data(corpus)?)?)
+        let data = self.data(corpus)?;
+        self.tell(|| Call::Step(corpus.clone()))?;
+        let done = self.trainer.step(data);
+        if let (Err(_), Some(others)) = (&done, &self.others) {
+            others.fail();
+        }
+        Ok(done?)
     }
 
     /// The mean cross entropy of all of `corpus`, in nats per token.
@@ -207,6 +221,19 @@ impl<'b> Training<'b> {
     /// Tells the plateau schedule a loss of [`Training::evaluate`].
     pub fn plateau(&mut self, loss: f64) {
         self.trainer.plateau(loss);
+        // If a rank is lost, the next step says so.
+        let _ = self.tell(|| Call::Plateau(loss));
+    }
+
+    /// Tells the other ranks, if there are others, what this one does next.
+    fn tell(&self, call: impl FnOnce() -> Call) -> Result<()> {
+        self.others.as_ref().map_or(Ok(()), |others| others.tell(&call()))
+    }
+
+    /// As [`Training::tell`], of a file that this rank has read; waits until all have.
+    fn all_read(&self, call: Call) -> Result<()> {
+        self.tell(|| call)?;
+        self.others.as_ref().map_or(Ok(()), |others| others::meet(others.group))
     }
 
     /// The data of `corpus`, if its sequences fit into a micro-batch.
