@@ -58,7 +58,8 @@ fn peak(args: &[&str]) -> (u64, bool) {
     let status = format!("/proc/{}/status", child.id());
     let (mut most, mut own) = (0, 0);
     let succeeded = loop {
-        // It has no memory any more once it has ended: what grows in its last two milliseconds is not seen.
+        // It has no memory any more once it has ended: what grows in its last ten milliseconds is not seen. The system takes long
+        // to list the pages of a large process.
         let text = fs::read_to_string(&status).unwrap_or_default();
         let found = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let found = found.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
@@ -67,7 +68,7 @@ fn peak(args: &[&str]) -> (u64, bool) {
         if let Some(status) = child.try_wait().unwrap() {
             break status.success();
         }
-        thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(10));
     };
     assert!(most > own && own > 0, "{args:?} ended before its memory could be read");
     (most - own, succeeded)

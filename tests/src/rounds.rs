@@ -9,6 +9,11 @@ fn variable<T: FromStr>(name: &str) -> Option<T> {
     Some(value.parse().unwrap_or_else(|_| panic!("{name} is {value}, expected a number")))
 }
 
+/// Whether the sweeps run that repeat what a smaller sample finds (`cargo xtask test --thorough`).
+pub fn is_thorough() -> bool {
+    std::env::var_os("SHOHIN_THOROUGH").is_some()
+}
+
 /// Calls `round` with one random source `quick` times, at least once, and returns how often it did. `SHOHIN_FUZZ_TIMES=20` makes twenty times
 /// as many calls, `SHOHIN_FUZZ_SECONDS=60` goes on for a minute, and `SHOHIN_FUZZ_SEED=N` takes another sequence.
 pub fn repeat(quick: usize, mut round: impl FnMut(&mut Random)) -> usize {

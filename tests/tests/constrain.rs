@@ -14,6 +14,7 @@ use shohin_core::{CpuOptions, Format, Gguf, Sampler, SamplerConfig, Session, Ses
 use shohin_tests::Random;
 use shohin_tests::meter::measure;
 use shohin_tests::model::{Model, Shape, Stored};
+use shohin_tests::rounds::is_thorough;
 use shohin_tests::vocabulary::QWEN3;
 
 /// Schemas, and instances for which the grammar and the crate must agree.
@@ -542,6 +543,7 @@ fn walk(
 fn whatever_tokens_are_chosen_the_text_is_valid() {
     let mut random = Random::new(1);
     let mut longest = 0;
+    let rounds = if is_thorough() { 24 } else { 12 };
     for words in &vocabularies() {
         for ((schema, _), whitespace) in
             CASES.iter().zip([Whitespace::None, Whitespace::Allowed].iter().cycle())
@@ -551,7 +553,7 @@ fn whatever_tokens_are_chosen_the_text_is_valid() {
             let grammar = Grammar::json_schema(schema, *whitespace).unwrap();
             let constraint = Constraint::new(grammar, words.vocabulary.clone()).unwrap();
             let least = constraint.shortest() as usize;
-            for round in 0..24 {
+            for round in 0..rounds {
                 // The smallest possible budget, and larger ones.
                 let budget = if round < 6 { least + round } else { least + random.below(120) };
                 let text = walk(&mut constraint.clone(), words, &mut random, budget.max(1), round % 3);
@@ -753,12 +755,13 @@ fn check_calls(text: &str) -> usize {
 fn every_call_fits_its_tool() {
     let mut random = Random::new(3);
     let mut calls = [0; 2];
+    let rounds = if is_thorough() { 60 } else { 20 };
     for words in &vocabularies() {
         for (required, thinks) in [(false, false), (true, false), (false, true), (true, true)] {
             let grammar = Grammar::tool_calls(&TOOLS, required).unwrap();
             let grammar = if thinks { grammar.after_thoughts().unwrap() } else { grammar };
             let constraint = Constraint::new(grammar, words.vocabulary.clone()).unwrap();
-            for round in 0..60 {
+            for round in 0..rounds {
                 let budget = constraint.shortest() as usize + random.below(200);
                 let text = walk(&mut constraint.clone(), words, &mut random, budget.max(1), round % 3);
                 let found = check_calls(&String::from_utf8_lossy(&text));
@@ -768,7 +771,7 @@ fn every_call_fits_its_tool() {
         }
     }
     // Random bytes rarely spell the marker by themselves.
-    assert!(calls[0] > 0 && calls[1] >= 240, "{calls:?}");
+    assert!(calls[0] > 0 && calls[1] >= 4 * rounds, "{calls:?}");
 }
 
 #[test]
@@ -871,12 +874,13 @@ fn models_keep_to_schemas_whatever_room_they_have() {
 fn the_tokens_that_may_come_are_those_that_a_try_finds() {
     let mut random = Random::new(2);
     let mut tried = 0;
+    let steps = if is_thorough() { 12 } else { 4 };
     for words in vocabularies().iter().chain(&LACKING.map(without)) {
         for (schema, grammar) in grammars() {
             let Ok(mut constraint) = Constraint::new(grammar, words.vocabulary.clone()) else { continue };
             let fresh = constraint.clone();
             let mut left = constraint.shortest() as usize + 12;
-            for _ in 0..12 {
+            for _ in 0..steps {
                 let shortest = constraint.shortest();
                 // What each token that is accepted leaves to say at least.
                 let tries = words.texts.iter().enumerate().map(|(token, text)| {

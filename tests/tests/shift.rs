@@ -13,6 +13,7 @@ use shohin_core::{
 };
 use shohin_tests::cpu::{device, exact, in_format};
 use shohin_tests::model::{Model, Shape, Stored};
+use shohin_tests::rounds::is_thorough;
 
 /// With one layer, keys and values depend only on the token and its position, so moving them must give the
 /// same as computing them at their new positions.
@@ -130,10 +131,14 @@ fn a_window_of_64_reads_480_tokens_nearly_as_well_as_all_of_them_together() {
     for kv in KvFormat::ALL {
         let narrow = SessionOptions { context: 64, kv, ..SessionOptions::default() };
         let moved = streamed(device, &tokens, from, &narrow, &|device, s| s.shift(device, 4, 30).unwrap());
-        let lost = streamed(device, &tokens, from, &narrow, &|_, s| s.truncate(4).unwrap());
-        println!("{kv:?}: all {whole:.4}, shifted {moved:.4}, begun anew {lost:.4}");
+        println!("{kv:?}: all {whole:.4}, shifted {moved:.4}");
         assert!(moved < whole + 0.1, "{kv:?}: {moved} for {whole}");
-        assert!(lost > whole + 0.3, "the window does not matter: {lost} for {whole}");
+        // What is lost does not depend on how the rest is kept.
+        if kv == KvFormat::F32 || is_thorough() {
+            let lost = streamed(device, &tokens, from, &narrow, &|_, s| s.truncate(4).unwrap());
+            println!("{kv:?}: begun anew {lost:.4}");
+            assert!(lost > whole + 0.3, "the window does not matter: {lost} for {whole}");
+        }
     }
 }
 
