@@ -5,7 +5,7 @@ use std::fs;
 
 use crate::command::{Cmd, Result};
 use crate::machine::Machine;
-use crate::package::{API, CONVERT, CORE, FILES, HOST};
+use crate::package::{API, CONVERT, CORE, FILES, HOST, TRAIN};
 
 /// The folder of the lists, and the command that writes them.
 const LISTS: &str = "docs/api";
@@ -17,7 +17,9 @@ pub(crate) fn run(m: &Machine, check: bool) -> Result<()> {
     let tools = m.target.join("suite");
     let mut changed = Vec::new();
     // The optional parts that are the library's own.
-    for (package, features) in [(CORE, ""), (FILES, ""), (CONVERT, ""), (HOST, "--features convert,hub")] {
+    let packages =
+        [(CORE, ""), (FILES, ""), (CONVERT, ""), (TRAIN, ""), (HOST, "--features convert,hub,train")];
+    for (package, features) in packages {
         let doc = m.cargo().args("rustdoc --quiet --profile suite --lib").packages(&[package]).args(features);
         let doc = doc.env("RUSTDOC", tools.join("shohin-rustdoc"));
         doc.args("-- -Zunstable-options --output-format json --cap-lints allow").run()?;
