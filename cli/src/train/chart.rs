@@ -52,7 +52,8 @@ fn draw(text: &mut String, losses: Losses<'_>, valid: Losses<'_>) -> Result<(), 
         .x_label_area_size(40)
         .y_label_area_size(56)
         .build_cartesian_2d(first..last, low..high)?;
-    chart.configure_mesh().x_desc("step").y_desc("nats per token").draw()?;
+    let whole = |step: &f64| format!("{step:.0}");
+    chart.configure_mesh().x_desc("step").y_desc("nats per token").x_label_formatter(&whole).draw()?;
     let points = |losses: Losses<'_>| losses.iter().map(|(x, y)| (*x as f64, *y)).collect::<Vec<_>>();
     chart
         .draw_series(LineSeries::new(points(losses), &BLUE))?
@@ -63,6 +64,8 @@ fn draw(text: &mut String, losses: Losses<'_>, valid: Losses<'_>) -> Result<(), 
             .draw_series(LineSeries::new(points(valid), &RED))?
             .label("validation")
             .legend(|(x, y)| plotters::prelude::PathElement::new([(x, y), (x + 16, y)], RED));
+        // It is measured at these steps alone.
+        chart.draw_series(points(valid).into_iter().map(|point| Circle::new(point, 4, RED.filled())))?;
     }
     chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
     root.present()?;

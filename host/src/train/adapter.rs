@@ -4,6 +4,7 @@
 //! makes their factors tensors of the program, and these alone learn. The model's own weights stay packed.
 
 use super::Training;
+use super::factors::{A, B};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use shohin_core::Format;
@@ -15,10 +16,6 @@ use shohin_files::failed;
 use std::io::Write;
 use std::ops::RangeInclusive;
 use std::path::Path;
-
-/// Ends of the factors' names.
-pub(super) const A: &str = ".lora_a";
-pub(super) const B: &str = ".lora_b";
 
 /// Matrices that adapters can be for: how options call them, and their names in files.
 const TARGETS: [(&str, &str); 7] = [
@@ -109,6 +106,17 @@ fn is_adapted(spec: &TensorSpec, options: &AdapterOptions) -> bool {
 }
 
 impl Training<'_> {
+    /// Factors `B` are trained as the program has them, times `alpha / rank`: with a rate that is as much higher, an optimizer that
+    /// divides by the size of gradients changes them as if it trained `B`.
+    pub(super) fn scale_rates(&mut self) -> Result<()> {
+        let program = self.base.program();
+        for id in program.tensor_ids().filter(|id| program.tensor(*id).name.ends_with(B)) {
+            let factor = self.factor(&program.tensor(id).name)?;
+            self.trainer.scale_rate(id, factor);
+        }
+        Ok(())
+    }
+
     /// What the factors `B` of each adapter of the model are multiplied by: that of the tensor called `name`.
     pub(super) fn factor(&self, name: &str) -> Result<f64> {
         for (file, scale) in self.base.model.adapters() {

@@ -21,6 +21,7 @@
 mod adapter;
 mod checkpoint;
 mod corpus;
+mod factors;
 mod others;
 mod ranks;
 mod recipe;
@@ -136,17 +137,6 @@ impl<'b> Training<'b> {
             training.scale_rates()?;
         }
         Ok(training)
-    }
-
-    /// Factors `B` are trained as the program has them, times `alpha / rank`: with a rate that is as much higher, an optimizer that
-    /// divides by the size of gradients changes them as if it trained `B`.
-    fn scale_rates(&mut self) -> Result<()> {
-        let program = self.base.program();
-        for id in program.tensor_ids().filter(|id| program.tensor(*id).name.ends_with(adapter::B)) {
-            let factor = self.factor(&program.tensor(id).name)?;
-            self.trainer.scale_rate(id, factor);
-        }
-        Ok(())
     }
 
     /// Learns from what `teacher`, a model with the same vocabulary, predicts, too.

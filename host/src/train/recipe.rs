@@ -1,6 +1,6 @@
 //! The options of a training.
 
-use super::adapter::{A, B};
+use super::factors::{A, B};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use shohin_core::attention::AttentionPattern;
