@@ -2,7 +2,7 @@
 //!
 //! A program reuses its buffers; a [`Tape`] does not. An operation that changes a buffer in place gives a new value, products
 //! that share an input are nodes of their own, and a gated product is two products and their gate: each node then has one
-//! derivative, in its file of [`op`](crate::op).
+//! derivative, in a file of `op`.
 #![forbid(unsafe_code)]
 
 use alloc::vec;

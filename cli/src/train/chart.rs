@@ -1,7 +1,7 @@
 //! Charts of losses: in the terminal, and as an SVG file.
 
 use plotters::prelude::{
-    BLUE, ChartBuilder, Color, IntoDrawingArea, IntoFont, LineSeries, RED, SVGBackend, WHITE,
+    BLUE, ChartBuilder, Circle, Color, IntoDrawingArea, IntoFont, LineSeries, RED, SVGBackend, WHITE,
 };
 use plotters::style::BLACK;
 use std::io::{self, Write};
