@@ -594,6 +594,7 @@ fn dry_run(args: &TrainArgs, training: &Training<'_>, corpus: &Corpus) -> Result
         ("moments", memory.moments),
         ("activations", memory.step.activations),
         ("logits", memory.step.logits),
+        ("experts", memory.step.experts),
         ("workers", memory.step.workers),
         ("angles", memory.step.angles),
     ]

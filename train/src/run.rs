@@ -11,7 +11,7 @@ use core::ops::Range;
 use shohin_core::attention::AttentionPattern;
 use shohin_core::cpu::Isa;
 use shohin_core::error::Name;
-use shohin_core::model::program::{Program, TensorId};
+use shohin_core::model::program::{Program, TensorId, TensorRole};
 use shohin_core::pool::Pool;
 use shohin_core::{Error, Result};
 
@@ -342,22 +342,9 @@ impl<'p> Steps<'p> {
     }
 
     fn check(&self, tensors: &[Tensor<'_>], batch: &Batch<'_>, gradients: usize) -> Result<()> {
-        let length = |what, expected: usize, found: usize| {
-            let (expected, found) = (expected as u64, found as u64);
-            if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
-        };
-        length("tensors of the model", self.program.tensors.len(), tensors.len())?;
+        check_tensors(self.program, tensors)?;
         length("gradients", self.num_trained, gradients)?;
         batch.check(self.options.rows, self.program.vocab())?;
-        for (spec, tensor) in self.program.tensors.iter().zip(tensors) {
-            match tensor {
-                Tensor::Matrix(weight) => {
-                    length("rows of a matrix", spec.rows, weight.rows())?;
-                    length("columns of a matrix", spec.cols, weight.cols())?;
-                }
-                Tensor::Vector(data) => length("elements of a vector", spec.rows * spec.cols, data.len())?,
-            }
-        }
         if let Some(longest) = batch.lengths.iter().max().filter(|len| **len > self.options.longest) {
             let (what, max) = ("tokens of a sequence", self.options.longest as u64);
             return Err(Error::Limit { what, found: *longest as u64, max });
@@ -371,6 +358,33 @@ impl<'p> Steps<'p> {
         }
         Ok(())
     }
+}
+
+fn length(what: &'static str, expected: usize, found: usize) -> Result<()> {
+    let (expected, found) = (expected as u64, found as u64);
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}
+
+/// Refuses tensors that are not those of `program`, in its order.
+pub(crate) fn check_tensors(program: &Program, tensors: &[Tensor<'_>]) -> Result<()> {
+    length("tensors of the model", program.tensors.len(), tensors.len())?;
+    for (spec, tensor) in program.tensors.iter().zip(tensors) {
+        match (tensor, spec.role) {
+            (Tensor::Matrix(Weight::Packed(_)), TensorRole::Vector) => {
+                return Err(Error::Unsupported {
+                    key: Name::new(&spec.name),
+                    found: Name::new("a packed matrix"),
+                    expected: "a vector of floats",
+                });
+            }
+            (Tensor::Matrix(weight), _) => {
+                length("rows of a matrix", spec.rows, weight.rows())?;
+                length("columns of a matrix", spec.cols, weight.cols())?;
+            }
+            (Tensor::Vector(data), _) => length("elements of a vector", spec.rows * spec.cols, data.len())?,
+        }
+    }
+    Ok(())
 }
 
 /// How much of a step is computed.

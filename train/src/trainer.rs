@@ -28,7 +28,7 @@ use crate::op;
 use crate::optimizer::{Moments, Optimizer, clip_by_norm, clip_by_value};
 use crate::plan::Checkpoints;
 use crate::quantize::{self, Fake, GROUP};
-use crate::run::{StepMemory, StepOptions, Steps, Tensor};
+use crate::run::{StepMemory, StepOptions, Steps, Tensor, check_tensors};
 use crate::schedule::{Plateau, Schedule};
 
 /// How a model is trained.
@@ -173,6 +173,7 @@ impl<'p> Trainer<'p> {
         if recipe.accumulate == 0 || !recipe.size.rows.is_multiple_of(recipe.accumulate) {
             return Err(unsupported("micro-batches", "another number", "a divisor of the rows of a step"));
         }
+        check_tensors(program, &base)?;
         recipe.optimizer.check()?;
         recipe.schedule.check()?;
         let micro = BatchSize { rows: recipe.size.rows / recipe.accumulate, ..recipe.size };

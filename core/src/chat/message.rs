@@ -2,10 +2,12 @@
 #![forbid(unsafe_code)]
 
 use super::reply::Reply;
-use super::template::{Message, Role, ToolCall};
+use super::template::{self, ChatOptions, Message, Role, ToolCall};
 use crate::error::Result;
+use crate::tokenizer::Tokenizer;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 /// A function call by the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +78,21 @@ impl From<&Reply> for ChatMessage {
             tool_calls: reply.calls.iter().filter_map(|call| FunctionCall::parse(call).ok()).collect(),
         }
     }
+}
+
+/// Appends the ids of a whole conversation, as the model sees and writes it, for training: before each of its replies what it is given, then the reply up to the
+/// control token that ends it. Returns where the replies are in `ids`. A reply without reasoning is one without thinking; what
+/// follows the last reply is left out.
+///
+/// # Errors
+/// As [`encode`](super::encode); [`Error::Argument`](crate::Error::Argument) if there is no reply.
+pub fn encode_replies(
+    tokenizer: &Tokenizer<'_>,
+    messages: &[ChatMessage],
+    options: &ChatOptions<'_>,
+    ids: &mut Vec<u32>,
+) -> Result<Vec<Range<usize>>> {
+    lend(messages, |messages| template::encode_replies(tokenizer, messages, options, ids))
 }
 
 /// Calls `work` with messages borrowed for the template.

@@ -44,7 +44,7 @@ pub use conversation::{
     Conversation, Finish, Piece, PrefixState, Progress, Request, SessionState, Usage, drive,
 };
 pub use history::{History, Known};
-pub use message::{ChatMessage, FunctionCall};
+pub use message::{ChatMessage, FunctionCall, encode_replies};
 pub use model::ChatModel;
 pub use options::{
     Encoded, OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions, function_name,
@@ -53,6 +53,5 @@ pub use reply::{CallBlocks, Reply, ReplyParser};
 pub use results::ToolResults;
 pub use scheduler::{Event, Prompt, ReplyId, Scheduler, SchedulerOptions};
 pub use template::{
-    ChatEncoder, ChatOptions, Message, Role, Style, Template, ToolCall, encode, encode_next, encode_replies,
-    render,
+    ChatEncoder, ChatOptions, Message, Role, Style, Template, ToolCall, encode, encode_next, render,
 };

@@ -499,13 +499,8 @@ pub(super) fn encode_unfinished(
     Ok(script.text)
 }
 
-/// Appends the ids of a whole conversation as the model sees and writes it, for training: before each of its replies what it is
-/// given, then the reply up to the control token that ends it. Returns where the replies are in `ids`. A reply without
-/// reasoning is one without thinking; what follows the last reply is left out.
-///
-/// # Errors
-/// As [`encode`]; [`Error::Argument`] if there is no reply.
-pub fn encode_replies(
+/// As [`encode_replies`](super::encode_replies), of messages that are borrowed already.
+pub(super) fn encode_replies(
     tokenizer: &Tokenizer<'_>,
     messages: &[Message<'_>],
     options: &ChatOptions<'_>,

@@ -110,35 +110,38 @@ impl Training<'_> {
     /// divides by the size of gradients changes them as if it trained `B`.
     pub(super) fn scale_rates(&mut self) -> Result<()> {
         let program = self.base.program();
-        for id in program.tensor_ids().filter(|id| program.tensor(*id).name.ends_with(B)) {
-            let factor = self.factor(&program.tensor(id).name)?;
-            self.trainer.scale_rate(id, factor);
+        for (name, factor) in self.factors()? {
+            if let Some(id) = program.tensor_ids().find(|id| program.tensor(*id).name == name) {
+                self.trainer.scale_rate(id, factor);
+            }
         }
         Ok(())
     }
 
-    /// What the factors `B` of each adapter of the model are multiplied by: that of the tensor called `name`.
-    pub(super) fn factor(&self, name: &str) -> Result<f64> {
+    /// The names of the factors `B`, and what the program has them times.
+    pub(super) fn factors(&self) -> Result<Vec<(String, f64)>> {
+        let mut factors = Vec::new();
         for (file, scale) in self.base.model.adapters() {
             let gguf = file.gguf(&ReadOptions::default())?;
             let adapter = LoraAdapter::from_gguf(&gguf)?;
-            let pair = adapter.pairs().iter().find(|pair| name.strip_suffix(B) == Some(pair.name));
-            if let Some(pair) = pair {
-                return Ok(f64::from(scale) * adapter.config().factor(pair.rank()));
-            }
+            let factor = |rank| f64::from(scale) * adapter.config().factor(rank);
+            factors.extend(adapter.pairs().iter().map(|pair| ([pair.name, B].concat(), factor(pair.rank()))));
         }
-        Ok(1.0)
+        Ok(factors)
     }
 
     /// Writes the adapter as it is now to the GGUF file `path`, as llama.cpp reads it.
     pub(super) fn save_adapter(&self, path: &Path, replace: bool) -> Result<()> {
         let failed = failed("write", path);
-        let mut out = crate::convert::new_file(path, replace)?;
-        let Some((file, _)) = self.base.model.adapters().next() else { return Ok(()) };
-        let gguf = file.gguf(&ReadOptions::default())?;
-        let (writer, data) = self.adapter_file(&gguf)?;
-        out.write_all(&writer.to_vec(data)?).map_err(failed)?;
-        Ok(out.finish().map_err(failed)?)
+        // There is exactly one: other models are refused for this method.
+        for (file, _) in self.base.model.adapters() {
+            let mut out = crate::convert::new_file(path, replace)?;
+            let gguf = file.gguf(&ReadOptions::default())?;
+            let (writer, data) = self.adapter_file(&gguf)?;
+            out.write_all(&writer.to_vec(data)?).map_err(failed)?;
+            out.finish().map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// The file of the adapter `gguf` with the factors as they are now.
@@ -147,14 +150,14 @@ impl Training<'_> {
         for (key, value) in gguf.metadata().iter() {
             writer.set(key, value)?;
         }
-        let program = self.base.program();
+        let (program, factors) = (self.base.program(), self.factors()?);
         let mut data = Vec::new();
         for tensor in gguf.tensors() {
             writer.tensor(tensor.name(), tensor.dims(), Format::F32)?;
             let id = program.tensor_ids().find(|id| program.tensor(*id).name == tensor.name());
             let master = id.and_then(|id| self.trainer.master(id)).unwrap_or(&[]);
             // The program has `B` times the factor.
-            let factor = self.factor(tensor.name())?;
+            let factor = factors.iter().find(|(name, _)| name == tensor.name()).map_or(1.0, |(_, f)| *f);
             let number = |x: &f32| ((f64::from(*x) / factor) as f32).to_le_bytes();
             data.push(master.iter().flat_map(number).collect());
         }

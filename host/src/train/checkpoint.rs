@@ -112,7 +112,7 @@ impl Training<'_> {
         let mut metadata: Vec<(&str, String)> =
             numbers(&mut self.progress().clone()).map(|(key, n)| (key, n.to_string())).into();
         metadata.push((SEED, self.options.seed.to_string()));
-        metadata.push((RECIPE, self.options.text()));
+        metadata.push((RECIPE, self.recipe()?));
         metadata.push((BASE, self.fingerprint()));
         metadata.push((PLATEAU, self.progress().plateau.to_string()));
         let metadata: Vec<(&str, &str)> = metadata.iter().map(|(key, text)| (*key, text.as_str())).collect();
@@ -130,8 +130,9 @@ impl Training<'_> {
     /// of this training; [`Error::File`]. The training is unchanged then.
     pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
+        let recipe = self.recipe()?;
         with(path, |file| {
-            let progress = self.check(file)?;
+            let progress = self.check(file, &recipe)?;
             self.restore(file, true)?;
             self.trainer.resume(progress);
             Ok(())
@@ -166,18 +167,27 @@ impl Training<'_> {
         trained.map(tensor).collect()
     }
 
+    /// The options that a training goes on with, and what the factors of an adapter are multiplied by, one a line.
+    fn recipe(&self) -> Result<String> {
+        let mut text = self.options.text();
+        let mut factors: Vec<f64> = self.factors()?.into_iter().map(|(_, factor)| factor).collect();
+        factors.dedup();
+        factors.iter().for_each(|factor| text += &format!("alpha/rank {factor}\n"));
+        Ok(text)
+    }
+
     fn fingerprint(&self) -> String {
         self.base.model.file().fingerprint().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// How far the training of a file is, if it is one with this base and these options.
-    fn check(&self, file: &Checkpoint<'_>) -> shohin_train::Result<Progress> {
+    fn check(&self, file: &Checkpoint<'_>, recipe: &str) -> shohin_train::Result<Progress> {
         let (base, found) = (self.fingerprint(), get(file, BASE)?);
         if found != base {
             let found = format!("{:?}", Name::new(found));
             return Err(differs(format!("a training of the model with the fingerprint {base:?}"), found));
         }
-        let (recipe, found) = (self.options.text(), get(file, RECIPE)?);
+        let (recipe, found) = (recipe, get(file, RECIPE)?);
         let mut lines = (recipe.lines(), found.lines());
         loop {
             match (lines.0.next(), lines.1.next()) {

@@ -4,7 +4,7 @@ use super::{Error, TrainOptions};
 use crate::error::Result;
 use crate::model::Model;
 use shohin_core::chat::openai::parse_messages;
-use shohin_core::chat::{ChatOptions, Message, ToolCall, encode_replies};
+use shohin_core::chat::{ChatOptions, encode_replies};
 use shohin_core::tokenizer::Special;
 use shohin_train::data::{BatchSize, Cursor, Data, Rows};
 use std::ops::Range;
@@ -154,20 +154,6 @@ fn chat(model: &Model, line: &str, tokens: &mut Vec<u32>) -> std::result::Result
         Some(_) => return Err("expected an array in \"tools\"".into()),
     };
     let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
-    let calls: Vec<Vec<ToolCall<'_>>> = messages
-        .iter()
-        .map(|m| m.tool_calls.iter().map(|c| ToolCall { name: &c.name, arguments: &c.arguments }).collect())
-        .collect();
-    let messages: Vec<Message<'_>> = messages
-        .iter()
-        .zip(&calls)
-        .map(|(m, calls)| Message {
-            role: m.role,
-            content: &m.content,
-            reasoning: m.reasoning.as_deref(),
-            tool_calls: calls,
-        })
-        .collect();
     let options = ChatOptions { template: model.template(), tools: &tools, ..ChatOptions::default() };
     let start = tokens.len();
     let mut ids = Vec::new();

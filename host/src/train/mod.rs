@@ -144,6 +144,11 @@ impl<'b> Training<'b> {
     /// # Errors
     /// [`Error::Train`] for another vocabulary.
     pub fn teach_by(&mut self, teacher: &'b Base) -> Result<()> {
+        let (found, longest) = (self.options.row_tokens, teacher.model.config().max_context_length);
+        if found > longest {
+            let expected = format!("at most {longest}, the teacher's longest context");
+            return Err(Error::Option { name: "row-tokens", found: found.to_string(), expected });
+        }
         let tensors = teacher.tensors()?;
         Ok(self.trainer.teach_by(teacher.program(), tensors, self.base.model.isa(), self.pool)?)
     }

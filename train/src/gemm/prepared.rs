@@ -118,9 +118,4 @@ impl Small {
             }
         }
     }
-
-    /// Rows that the kernel computes at once.
-    pub fn rows(&self) -> usize {
-        self.kernel.rows
-    }
 }

@@ -42,7 +42,8 @@ impl Angles {
             rope.angles(position, &mut self.cos[at.clone()], &mut self.sin[at]);
             position += 1;
         }
-        self.back = self.sin.iter().map(|sin| -sin).collect();
+        let known = self.back.len();
+        self.back.extend(self.sin[known..].iter().map(|sin| -sin));
     }
 
     /// Bytes for `positions` positions of `pairs` pairs.
