@@ -14,8 +14,8 @@ use shohin::Model;
 use shohin::convert::{self, initial};
 use shohin::file::ModelFile;
 use shohin::train::{
-    AdapterOptions, Base, Checkpoints, Corpus, Loss, Method, Optimizer, Order, Ranks, Schedule, StepReport,
-    TrainOptions, Training, WeightKind, new_adapter,
+    AdapterOptions, Base, Checkpoints, Corpus, CorpusOptions, Loss, Method, Optimizer, Order, Ranks,
+    Schedule, StepReport, TrainOptions, Training, WeightKind, new_adapter,
 };
 use std::fs::File;
 use std::io::{self, IsTerminal, LineWriter, Write};
@@ -62,15 +62,20 @@ pub(crate) struct TrainArgs {
 #[command(next_help_heading = "Data")]
 struct DataArgs {
     /// Learn a text, of which rows are cut anywhere; "-" is standard input. Control tokens in it, such as <|endoftext|>
-    /// between documents, are control tokens
-    #[arg(long, value_name = "FILE", group = "data")]
-    text: Option<PathBuf>,
-    /// Learn the assistant's replies in conversations, one JSON object a line
-    #[arg(long, value_name = "FILE", group = "data")]
-    chats: Option<PathBuf>,
+    /// between documents, are control tokens. Again for several texts; with --order sampled, SHARE of the rows are of this
+    /// one [default: 1]
+    #[arg(long, value_name = "FILE[=SHARE]", group = "data", value_parser = shared)]
+    text: Vec<Shared>,
+    /// Learn the assistant's replies in conversations, one JSON object a line; again for several, as --text
+    #[arg(long, value_name = "FILE[=SHARE]", group = "data", value_parser = shared)]
+    chats: Vec<Shared>,
     /// Learn token ids: whole numbers of 32 bits, little-endian, one after another
     #[arg(long, value_name = "FILE", group = "data")]
     tokens: Option<PathBuf>,
+    /// How much what is not a reply counts in the loss: all of --chats but the replies [default: 0]; what users say in the
+    /// ChatML of --text [default: 1]
+    #[arg(long, value_name = "WEIGHT", conflicts_with = "tokens", value_parser = not_negative)]
+    prompt_weight: Option<f64>,
     /// Measure the loss of this file, of the same kind, before and after training, too
     #[arg(long, value_name = "FILE")]
     valid: Option<PathBuf>,
@@ -97,6 +102,22 @@ struct OutArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// A file with a share of the rows.
+#[derive(Clone, Debug)]
+struct Shared {
+    path: PathBuf,
+    share: f64,
+}
+
+fn shared(text: &str) -> std::result::Result<Shared, &'static str> {
+    let share = text.rsplit_once('=').and_then(|(path, share)| Some((path, share.parse::<f64>().ok()?)));
+    let (path, share) = share.unwrap_or((text, 1.0));
+    match share > 0.0 && share.is_finite() && !path.is_empty() {
+        true => Ok(Shared { path: path.into(), share }),
+        false => Err("expected FILE, or FILE=SHARE with a number over 0"),
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -182,7 +203,7 @@ struct StepArgs {
     /// Divide the rows of a step into N micro-batches: less memory, the same step [default: as many as --ranks]
     #[arg(long, value_name = "N")]
     accumulate: Option<usize>,
-    /// Order of rows: shuffled or sequential
+    /// Order of rows: shuffled, sequential, or sampled: each is drawn anew, most at the beginning of a document
     #[arg(long, value_name = "ORDER", default_value = "shuffled", value_parser = str::parse::<Order>)]
     order: Order,
     /// Number that the order follows from
@@ -236,9 +257,15 @@ struct RunArgs {
     /// Write a checkpoint beside OUT, with the extension .oxck, every N steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     save_every: Option<u64>,
+    /// Write the checkpoint after step N, and end; --resume goes on. Schedules follow --steps
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pause_at: Option<u64>,
     /// Go on from a checkpoint [default: the one beside OUT]; weights and options must be those it was made with
     #[arg(long, value_name = "CHECKPOINT", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = any_path)]
     resume: Option<PathBuf>,
+    /// With --resume, go on with other options than the checkpoint was made with, such as longer rows
+    #[arg(long, requires = "resume")]
+    change: bool,
     /// Print the memory that the training takes, and train nothing
     #[arg(long)]
     dry_run: bool,
@@ -279,7 +306,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result {
     check_out(args)?;
     let model = args.model()?;
     let corpus = args.data.corpus(&model)?;
-    let valid = args.data.valid.as_deref().map(|path| args.data.read(&model, path)).transpose()?;
+    let valid = args.data.valid(&model)?;
     let options = args.options(&model, &corpus)?;
     let base = Training::base(&model)?;
     let teacher = args.teacher()?;
@@ -290,6 +317,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result {
     ranks.train(&options, |training| lead(args, training, &corpus, valid.as_ref()))
 }
 
+/// How a training ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Done,
+    Paused,
+    Interrupted,
+}
+
 /// Trains, as the first rank.
 fn lead(args: &TrainArgs, training: &mut Training<'_>, corpus: &Corpus, valid: Option<&Corpus>) -> Result {
     if let Some(path) = &args.what.init {
@@ -297,19 +332,26 @@ fn lead(args: &TrainArgs, training: &mut Training<'_>, corpus: &Corpus, valid: O
     }
     if let Some(path) = &args.run.resume {
         let path = if path.as_os_str().is_empty() { args.checkpoint() } else { path.clone() };
-        training.resume(&path)?;
+        match args.run.change {
+            false => training.resume(&path)?,
+            true => {
+                for change in training.resume_changed(&path)? {
+                    remark(format_args!("(changed: {change})"));
+                }
+            }
+        }
         remark(format_args!("(resumed from step {})", training.progress().step));
     }
     if args.run.dry_run {
         return dry_run(args, training, corpus);
     }
     let mut history = History::default();
-    let interrupted = args.train(training, corpus, valid, &mut history)?;
-    if interrupted {
+    let end = args.train(training, corpus, valid, &mut history)?;
+    if end != End::Done {
         let path = args.checkpoint();
         training.checkpoint(&path)?;
         remark(format_args!("saved {}; the same command with --resume goes on from it", path.display()));
-        return Err(CliError::Interrupted);
+        return if end == End::Paused { Ok(()) } else { Err(CliError::Interrupted) };
     }
     args.save(training)?;
     report(args, training, &history)
@@ -336,15 +378,26 @@ fn check_out(args: &TrainArgs) -> Result {
 
 impl DataArgs {
     fn corpus(&self, model: &Model) -> Result<Corpus> {
-        let file = [&self.text, &self.chats, &self.tokens].into_iter().flatten().next();
-        match file {
-            Some(path) => self.read(model, path),
-            None => Err(CliError::usage("expected --text, --chats or --tokens with a file to learn from")),
+        if let Some(path) = &self.tokens {
+            return self.read(model, path, self.prompt_weight);
+        }
+        let files = if self.chats.is_empty() { &self.text } else { &self.chats };
+        let read = |file: &Shared| Ok((self.read(model, &file.path, self.prompt_weight)?, file.share));
+        let mut parts = files.iter().map(read).collect::<Result<Vec<_>>>()?;
+        match parts.len() {
+            0 => Err(CliError::usage("expected --text, --chats or --tokens with a file to learn from")),
+            1 => Ok(parts.remove(0).0),
+            _ => Ok(Corpus::mixed(parts)?),
         }
     }
 
+    /// The file to measure on, in which all tokens of a text count alike.
+    fn valid(&self, model: &Model) -> Result<Option<Corpus>> {
+        self.valid.as_deref().map(|path| self.read(model, path, None)).transpose()
+    }
+
     /// A file of the same kind as the data.
-    fn read(&self, model: &Model, path: &Path) -> Result<Corpus> {
+    fn read(&self, model: &Model, path: &Path, prompt_weight: Option<f64>) -> Result<Corpus> {
         let corpus = if self.tokens.is_some() {
             let bytes = std::fs::read(path).map_err(|error| file_error("read", path, &error))?;
             let (words, rest) = bytes.as_chunks::<4>();
@@ -358,9 +411,11 @@ impl DataArgs {
             Corpus::tokens(model, words.iter().map(|word| u32::from_le_bytes(*word)).collect())
         } else {
             let text = read_text_up_to(path, MAX_CORPUS)?;
-            match self.chats {
-                Some(_) => Corpus::chats(model, &text),
-                None => Corpus::text(model, &text),
+            let prompt_weight = prompt_weight.map(|weight| weight as f32);
+            let options = CorpusOptions { prompt_weight, ..CorpusOptions::default() };
+            match self.chats.is_empty() {
+                false => Corpus::chats_with(model, &text, &options),
+                true => Corpus::text_with(model, &text, &options),
             }
         };
         corpus.context(place(path))
@@ -458,14 +513,14 @@ impl TrainArgs {
         self.out.out.with_extension("oxck")
     }
 
-    /// Trains to the end; returns whether it was interrupted.
+    /// Trains to the end.
     fn train(
         &self,
         training: &mut Training<'_>,
         corpus: &Corpus,
         valid: Option<&Corpus>,
         history: &mut History,
-    ) -> Result<bool> {
+    ) -> Result<End> {
         let mut log = match &self.out.log {
             Some(path) => Some(LineWriter::new(log_file(path, self.run.resume.is_some())?)),
             None => None,
@@ -479,7 +534,8 @@ impl TrainArgs {
         if let Some(valid) = valid {
             history.valid.push((training.progress().step, training.evaluate(valid)?));
         }
-        while !training.is_done() && !ctrl_c.pressed() {
+        let paused = |step| self.run.pause_at.is_some_and(|at| step >= at);
+        while !training.is_done() && !paused(training.progress().step) && !ctrl_c.pressed() {
             let begin = Instant::now();
             let before = training.progress().tokens;
             let report = training.step(corpus)?;
@@ -510,8 +566,12 @@ impl TrainArgs {
                 break;
             }
         }
-        let interrupted = ctrl_c.pressed();
-        if let Some(valid) = valid.filter(|_| !interrupted) {
+        let end = match () {
+            () if ctrl_c.pressed() => End::Interrupted,
+            () if paused(training.progress().step) && !training.is_done() => End::Paused,
+            () => End::Done,
+        };
+        if let Some(valid) = valid.filter(|_| end != End::Interrupted) {
             history.valid.push((training.progress().step, training.evaluate(valid)?));
         }
         bar.finish_and_clear();
@@ -520,7 +580,7 @@ impl TrainArgs {
         if let Some(mut log) = log {
             log.flush()?;
         }
-        Ok(interrupted)
+        Ok(end)
     }
 
     fn save(&self, training: &Training<'_>) -> Result {

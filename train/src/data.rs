@@ -1,12 +1,18 @@
 //! What a model is trained on, and in which order.
 #![forbid(unsafe_code)]
 
+use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use shohin_core::error::Name;
 use shohin_core::{Error, Result};
 
 use crate::batch::Batch;
+use crate::text;
+
+/// The share of sampled rows that begin at a document.
+const DOCUMENTS: f64 = 0.85;
 
 /// Tokens to learn from: one stream, of which rows are cut, or sequences that stay whole.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,6 +22,19 @@ pub struct Data {
     weights: Vec<f32>,
     /// Empty for one stream.
     sequences: Vec<Range<usize>>,
+    /// First tokens of the documents of a stream, in order.
+    documents: Vec<usize>,
+    /// What [`Order::Sampled`] draws from.
+    parts: Vec<Part>,
+}
+
+/// A part of the data with a share of the rows.
+#[derive(Clone, Debug, PartialEq)]
+struct Part {
+    tokens: Range<usize>,
+    /// Its sequences, or its documents in a stream.
+    items: Range<usize>,
+    share: f64,
 }
 
 /// The order of rows or sequences.
@@ -26,6 +45,9 @@ pub enum Order {
     Shuffled,
     /// As they are: row `r` of step `s` begins at token `(s * rows + r) * row_tokens`.
     Sequential,
+    /// Each is drawn anew, from a part of the data by its [share](Data::mixed): a row begins at a document with a probability of
+    /// 0.85, and anywhere else.
+    Sampled,
 }
 
 impl core::str::FromStr for Order {
@@ -35,10 +57,11 @@ impl core::str::FromStr for Order {
         match text {
             "shuffled" => Ok(Order::Shuffled),
             "sequential" => Ok(Order::Sequential),
+            "sampled" => Ok(Order::Sampled),
             _ => Err(Error::Unsupported {
-                key: shohin_core::error::Name::new("order"),
-                found: shohin_core::error::Name::new(text),
-                expected: "shuffled or sequential",
+                key: Name::new("order"),
+                found: Name::new(text),
+                expected: "shuffled, sequential or sampled",
             }),
         }
     }
@@ -49,6 +72,7 @@ impl core::fmt::Display for Order {
         f.write_str(match self {
             Order::Shuffled => "shuffled",
             Order::Sequential => "sequential",
+            Order::Sampled => "sampled",
         })
     }
 }
@@ -58,7 +82,7 @@ impl core::fmt::Display for Order {
 pub struct Cursor {
     /// Times that everything was read.
     pub epoch: u64,
-    /// Rows or sequences of this epoch that were read.
+    /// Rows or sequences of this epoch that were read; of all that were drawn, for [`Order::Sampled`].
     pub next: u64,
 }
 
@@ -118,9 +142,64 @@ impl Data {
     /// # Errors
     /// [`Error::Length`] for fewer than two tokens, or another number of weights.
     pub fn stream(tokens: Vec<u32>, weights: Vec<f32>) -> Result<Data> {
-        let data = Data { tokens, weights, sequences: Vec::new() };
+        let part = Part { tokens: 0..tokens.len(), items: 0..0, share: 1.0 };
+        let data = Data { tokens, weights, parts: vec![part], ..Data::default() };
         data.check()?;
         Ok(data)
+    }
+
+    /// The same stream, with the first tokens of its documents, in order.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for one outside of the stream.
+    pub fn with_documents(mut self, documents: Vec<usize>) -> Result<Data> {
+        let (max, last) = (self.tokens.len() - 1, documents.last().copied().unwrap_or(0));
+        if last > max || !documents.is_sorted() || !self.sequences.is_empty() {
+            let (found, max) = (last as u64, max as u64);
+            return Err(Error::Limit { what: "the first token of a document", found, max });
+        }
+        for part in &mut self.parts {
+            let before = |at: usize| documents.partition_point(|start| *start < at);
+            part.items = before(part.tokens.start)..before(part.tokens.end);
+        }
+        self.documents = documents;
+        Ok(self)
+    }
+
+    /// Streams, or sequences, one after another: [`Order::Sampled`] takes `share` of the rows from each, relative to the sum of all
+    /// shares.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for shares that are not numbers over 0, and for streams beside sequences.
+    pub fn mixed(parts: Vec<(Data, f64)>) -> Result<Data> {
+        let mut all = Data::default();
+        for (data, share) in parts {
+            text::check(share > 0.0 && share.is_finite(), "share", share, "a number over 0")?;
+            if !all.parts.is_empty() && all.sequences.is_empty() != data.sequences.is_empty() {
+                let (key, found) = (Name::new("a mixture"), Name::new("a stream beside sequences"));
+                return Err(Error::Unsupported { key, found, expected: "parts of one kind" });
+            }
+            let (tokens, items) = (all.tokens.len(), all.sequences.len() + all.documents.len());
+            // Weights of all, if one has any.
+            if all.weights.is_empty() && !data.weights.is_empty() {
+                all.weights.resize(tokens, 1.0);
+            }
+            if !all.weights.is_empty() && data.weights.is_empty() {
+                all.weights.resize(tokens + data.tokens.len(), 1.0);
+            }
+            all.tokens.extend(data.tokens);
+            all.weights.extend(data.weights);
+            let moved = |range: Range<usize>, by: usize| range.start + by..range.end + by;
+            all.sequences.extend(data.sequences.into_iter().map(|range| moved(range, tokens)));
+            all.documents.extend(data.documents.into_iter().map(|start| start + tokens));
+            all.parts.extend(data.parts.into_iter().map(|part| Part {
+                tokens: moved(part.tokens, tokens),
+                items: moved(part.items, items),
+                share: part.share * share,
+            }));
+        }
+        all.check()?;
+        Ok(all)
     }
 
     /// Sequences that stay whole: tokens of all, the length of each, and how much predicting each token counts.
@@ -141,7 +220,8 @@ impl Data {
             let (expected, found) = (start as u64, tokens.len() as u64);
             return Err(Error::Length { what: "tokens of all sequences", expected, found });
         }
-        let data = Data { tokens, weights, sequences };
+        let part = Part { tokens: 0..tokens.len(), items: 0..sequences.len(), share: 1.0 };
+        let data = Data { tokens, weights, sequences, parts: vec![part], ..Data::default() };
         data.check()?;
         Ok(data)
     }
@@ -190,6 +270,30 @@ impl Data {
         }
     }
 
+    /// The `n`th row or sequence of [`Order::Sampled`].
+    fn sampled(&self, n: u64, seed: u64, row_tokens: usize) -> Range<usize> {
+        let key = hash(seed ^ hash(n));
+        let draw = |which: u64| hash(key ^ hash(which));
+        // The product is less than `len`.
+        let below = |which: u64, len: usize| ((u128::from(draw(which)) * len as u128) >> 64) as usize;
+        let unit = |which: u64| (draw(which) >> 11) as f64 / (1u64 << 53) as f64;
+        let mut left = unit(0) * self.parts.iter().map(|part| part.share).sum::<f64>();
+        let chosen = self.parts.iter().find(|part| {
+            left -= part.share;
+            left < 0.0
+        });
+        let Some(Part { tokens, items, .. }) = chosen.or(self.parts.last()) else { return 0..0 };
+        if !self.sequences.is_empty() {
+            return self.sequences[items.start + below(1, items.len())].clone();
+        }
+        let last = tokens.end.saturating_sub(row_tokens + 1).max(tokens.start);
+        let start = match items.is_empty() || unit(2) >= DOCUMENTS {
+            true => tokens.start + below(1, last - tokens.start + 1),
+            false => self.documents[items.start + below(1, items.len())].min(last),
+        };
+        start..(start + row_tokens + 1).min(tokens.end)
+    }
+
     fn push(&self, range: Range<usize>, to: &mut Rows) {
         let (inputs, targets) = (range.start..range.end - 1, range.start + 1..range.end);
         to.lengths.push(inputs.len());
@@ -225,14 +329,14 @@ impl Data {
                 return Ok(());
             }
             let (mut at, mut epoch) = (cursor.next, cursor.epoch);
-            if at >= n {
+            if at >= n && order != Order::Sampled {
                 (at, epoch) = (0, epoch + 1);
             }
-            let i = match order {
-                Order::Sequential => at,
-                Order::Shuffled => permuted(at, n, seed ^ hash(epoch)),
+            let range = match order {
+                Order::Sequential => self.item(at as usize, size.row_tokens),
+                Order::Shuffled => self.item(permuted(at, n, seed ^ hash(epoch)) as usize, size.row_tokens),
+                Order::Sampled => self.sampled(at, seed, size.row_tokens),
             };
-            let range = self.item(i as usize, size.row_tokens);
             let room = size.tokens() - to.tokens.len();
             if !self.sequences.is_empty() && range.len() - 1 > room {
                 if to.lengths.is_empty() {
@@ -371,6 +475,63 @@ mod tests {
         })
         .unwrap();
         assert_eq!(tokens, 22);
+    }
+
+    #[test]
+    fn samples_have_the_shares_of_their_parts() {
+        let part = |first: u32, n: u32| Data::stream((first..first + n).collect(), Vec::new()).unwrap();
+        let documents = vec![0, 50, 500, 985];
+        let parts =
+            vec![(part(0, 1000).with_documents(documents.clone()).unwrap(), 3.0), (part(1000, 8), 1.0)];
+        let data = Data::mixed(parts).unwrap();
+        let size = BatchSize { rows: 8000, row_tokens: 20 };
+        let (mut cursor, mut rows, mut again) = (Cursor::default(), Rows::default(), Rows::default());
+        data.next(size, Order::Sampled, 1, &mut cursor, &mut rows).unwrap();
+        assert_eq!(cursor, Cursor { epoch: 0, next: 8000 });
+        assert!(rows.tokens.iter().zip(&rows.targets).all(|(a, b)| a + 1 == *b));
+        let mut starts = Vec::new();
+        let mut at = 0;
+        for len in &rows.lengths {
+            starts.push(rows.tokens[at] as usize);
+            at += len;
+        }
+        // Six standard deviations of what is drawn 8,000 times.
+        let second = starts.iter().filter(|start| **start >= 1000).count();
+        assert!((2000 - 233..2000 + 233).contains(&second), "{second}");
+        assert!(rows.lengths.iter().zip(&starts).all(|(len, at)| *len == if *at < 1000 { 20 } else { 7 }));
+        // The last document has no whole row.
+        let at_documents = starts.iter().filter(|at| [0, 50, 500, 979].contains(at)).count();
+        assert!((5100 - 270..5140 + 270).contains(&at_documents), "{at_documents}");
+        // Rows do not depend on how many a step has.
+        let half = BatchSize { rows: 4000, ..size };
+        let mut cursor = Cursor { epoch: 0, next: 4000 };
+        data.next(half, Order::Sampled, 1, &mut cursor, &mut again).unwrap();
+        assert_eq!(again.lengths, rows.lengths[4000..]);
+        assert!(rows.tokens.ends_with(&again.tokens));
+    }
+
+    #[test]
+    fn a_mixture_keeps_sequences_and_weights() {
+        let stream = || Data::stream((0..10).collect(), Vec::new()).unwrap();
+        let chats =
+            |first: u32| Data::sequences((first..first + 6).collect(), &[2, 4], vec![0.5; 6]).unwrap();
+        let data = Data::mixed(vec![(chats(0), 1.0), (chats(6), 2.0)]).unwrap();
+        let size = BatchSize { rows: 4, row_tokens: 16 };
+        let (mut cursor, mut rows) = (Cursor::default(), Rows::default());
+        data.next(size, Order::Sampled, 1, &mut cursor, &mut rows).unwrap();
+        let mut at = 0;
+        for len in &rows.lengths {
+            let start = rows.tokens[at];
+            assert!([(0, 1), (2, 3), (6, 1), (8, 3)].contains(&(start, *len)), "{start} {len}");
+            at += len;
+        }
+        let weighted = Data::stream((0..4).collect(), vec![0.25; 4]).unwrap();
+        let data = Data::mixed(vec![(stream(), 1.0), (weighted, 1.0), (stream(), 1.0)]).unwrap();
+        assert_eq!(data.weights(), [vec![1.0; 10], vec![0.25; 4], vec![1.0; 10]].concat());
+        for parts in [vec![(stream(), 1.0), (chats(0), 1.0)], vec![(stream(), -1.0)], vec![]] {
+            assert!(Data::mixed(parts).is_err());
+        }
+        assert!(stream().with_documents(vec![3, 10]).is_err());
     }
 
     #[test]

@@ -131,13 +131,42 @@ impl Training<'_> {
     pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let recipe = self.recipe()?;
+        self.go_on(path, |file| Self::same_recipe(file, &recipe))?;
+        self.all_read(Call::Resume(path.into()))
+    }
+
+    /// As [`Training::resume`], with options that may be others than those of the training that wrote `path`: the weights, the
+    /// optimizer's moments and the number of the step are its own, what follows is of these options. A training has phases so,
+    /// such as longer rows at its end. Returns each line of the options that changed, as `then -> now`.
+    ///
+    /// # Errors
+    /// As [`Training::resume`], whatever the options.
+    pub fn resume_changed(&mut self, path: impl AsRef<Path>) -> Result<Vec<String>> {
+        let path = path.as_ref();
+        let recipe = self.recipe()?;
+        let mut changes = Vec::new();
+        self.go_on(path, |file| {
+            let found = get(file, RECIPE)?;
+            let lines = found.lines().zip(recipe.lines()).filter(|(then, now)| then != now);
+            changes = lines.map(|(then, now)| format!("{} -> {now}", Name::new(then))).collect();
+            Ok(())
+        })?;
+        self.all_read(Call::ResumeChanged(path.into()))?;
+        Ok(changes)
+    }
+
+    fn go_on(
+        &mut self,
+        path: &Path,
+        check: impl FnOnce(&Checkpoint<'_>) -> shohin_train::Result<()>,
+    ) -> Result<()> {
         with(path, |file| {
-            let progress = self.check(file, &recipe)?;
+            let progress = self.progress_of(file)?;
+            check(file)?;
             self.restore(file, true)?;
             self.trainer.resume(progress);
             Ok(())
-        })?;
-        self.all_read(Call::Resume(path.into()))
+        })
     }
 
     /// Begins with the weights of a checkpoint, of any training of a model with the same tensors, or of another program: the
@@ -180,26 +209,12 @@ impl Training<'_> {
         self.base.model.file().fingerprint().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// How far the training of a file is, if it is one with this base and these options.
-    fn check(&self, file: &Checkpoint<'_>, recipe: &str) -> shohin_train::Result<Progress> {
+    /// How far the training of a file is, if it is one with this base.
+    fn progress_of(&self, file: &Checkpoint<'_>) -> shohin_train::Result<Progress> {
         let (base, found) = (self.fingerprint(), get(file, BASE)?);
         if found != base {
             let found = format!("{:?}", Name::new(found));
             return Err(differs(format!("a training of the model with the fingerprint {base:?}"), found));
-        }
-        let (recipe, found) = (recipe, get(file, RECIPE)?);
-        let mut lines = (recipe.lines(), found.lines());
-        loop {
-            match (lines.0.next(), lines.1.next()) {
-                (None, None) => break,
-                (expected, found) if expected == found => {}
-                (expected, found) => {
-                    let line =
-                        |line: Option<&str>| line.map_or("no more".into(), |l| format!("{:?}", Name::new(l)));
-                    let expected = format!("a training with the option {}", line(expected));
-                    return Err(differs(expected, line(found)));
-                }
-            }
         }
         let mut progress = Progress::default();
         for (key, n) in numbers(&mut progress) {
@@ -214,6 +229,24 @@ impl Training<'_> {
             differs(format!("the state of a schedule as the metadata {PLATEAU:?}"), found)
         })?;
         Ok(progress)
+    }
+
+    /// Refuses the training of a file that has other options than `recipe`.
+    fn same_recipe(file: &Checkpoint<'_>, recipe: &str) -> shohin_train::Result<()> {
+        let found = get(file, RECIPE)?;
+        let mut lines = (recipe.lines(), found.lines());
+        loop {
+            match (lines.0.next(), lines.1.next()) {
+                (None, None) => return Ok(()),
+                (expected, found) if expected == found => {}
+                (expected, found) => {
+                    let line =
+                        |line: Option<&str>| line.map_or("no more".into(), |l| format!("{:?}", Name::new(l)));
+                    let expected = format!("a training with the option {}", line(expected));
+                    return Err(differs(expected, line(found)));
+                }
+            }
+        }
     }
 
     /// Takes masters, and moments if they are asked for, from a file that has them all.

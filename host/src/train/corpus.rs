@@ -19,6 +19,22 @@ pub struct Corpus {
     lengths: Arc<[usize]>,
 }
 
+/// How a corpus is read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CorpusOptions {
+    /// How much predicting what is not a reply counts in the loss, beside 1 for the rest: 1 for a text and 0 for conversations
+    /// unless set. In a text, that is what the user says in ChatML's form: from `<|im_start|>user` to the next `<|im_start|>`.
+    pub prompt_weight: Option<f32>,
+    /// The control token between documents of a text, if the model has it.
+    pub separator: String,
+}
+
+impl Default for CorpusOptions {
+    fn default() -> Self {
+        CorpusOptions { prompt_weight: None, separator: "<|endoftext|>".into() }
+    }
+}
+
 /// A problem of what a model is to learn from.
 fn wrong(line: Option<usize>, problem: impl Into<String>) -> Error {
     Error::Corpus { line, problem: problem.into() }
@@ -31,7 +47,55 @@ impl Corpus {
     /// # Errors
     /// [`Error::Corpus`] for a text of fewer than two tokens.
     pub fn text(model: &Model, text: &str) -> Result<Corpus> {
-        Corpus::stream(model, model.tokenize_with(text, Special::Parse))
+        Corpus::text_with(model, text, &CorpusOptions::default())
+    }
+
+    /// As [`Corpus::text`].
+    ///
+    /// # Errors
+    /// [`Error::Corpus`] also for a weight of prompts if the model has no `<|im_start|>`.
+    pub fn text_with(model: &Model, text: &str, options: &CorpusOptions) -> Result<Corpus> {
+        let tokens = model.tokenize_with(text, Special::Parse);
+        let one = |text: &str| match model.tokenize_with(text, Special::Parse)[..] {
+            [id] => Some(id),
+            _ => None,
+        };
+        let separator = one(&options.separator);
+        let mut weights = Vec::new();
+        if let Some(weight) = options.prompt_weight.filter(|weight| *weight != 1.0) {
+            let Some(start) = one("<|im_start|>") else {
+                return Err(
+                    wrong(None, "a weight of prompts in a text needs a model with <|im_start|>").into()
+                );
+            };
+            let user = model.tokenize_with("user", Special::Text)[0];
+            let mut counts = 1.0;
+            for (i, id) in tokens.iter().enumerate() {
+                if *id == start {
+                    counts = if tokens.get(i + 1) == Some(&user) { weight } else { 1.0 };
+                } else if Some(*id) == separator {
+                    counts = 1.0;
+                }
+                weights.push(if *id == start { weight } else { counts });
+            }
+        }
+        let ends = tokens.iter().enumerate().filter(|(_, id)| Some(**id) == separator);
+        let documents = [0].into_iter().chain(ends.map(|(i, _)| i + 1)).filter(|at| *at < tokens.len());
+        let documents = documents.collect();
+        Corpus::stream(model, tokens, weights, documents)
+    }
+
+    /// Several of one kind, with the share of rows that [`Order::Sampled`](super::Order::Sampled) takes from each; in another order they come one after
+    /// another.
+    ///
+    /// # Errors
+    /// [`Error::Option`](crate::Error::Option) for shares that are not numbers over 0, and for conversations beside texts.
+    pub fn mixed(parts: Vec<(Corpus, f64)>) -> Result<Corpus> {
+        let lines = parts.iter().flat_map(|(corpus, _)| corpus.lines.iter().copied()).collect();
+        let lengths = parts.iter().flat_map(|(corpus, _)| corpus.lengths.iter().copied()).collect();
+        let own = |corpus: Corpus| Arc::unwrap_or_clone(corpus.data);
+        let data = Data::mixed(parts.into_iter().map(|(corpus, share)| (own(corpus), share)).collect())?;
+        Ok(Corpus { data: data.into(), lines, lengths })
     }
 
     /// The ids of tokens, one after another.
@@ -40,16 +104,16 @@ impl Corpus {
     /// [`Error::Corpus`] for fewer than two, [`shohin_core::Error::Token`] for one that the model does not have.
     pub fn tokens(model: &Model, tokens: Vec<u32>) -> Result<Corpus> {
         model.check_tokens(&tokens)?;
-        Corpus::stream(model, tokens)
+        Corpus::stream(model, tokens, Vec::new(), Vec::new())
     }
 
-    fn stream(model: &Model, tokens: Vec<u32>) -> Result<Corpus> {
+    fn stream(model: &Model, tokens: Vec<u32>, weights: Vec<f32>, documents: Vec<usize>) -> Result<Corpus> {
         model.check_tokens(&tokens)?;
         if tokens.len() < 2 {
             let problem = format!("expected at least 2 tokens to learn from, found {}", tokens.len());
             return Err(wrong(None, problem));
         }
-        let data = Data::stream(tokens, Vec::new())?;
+        let data = Data::stream(tokens, weights)?.with_documents(documents)?;
         Ok(Corpus { data: data.into(), lines: [].into(), lengths: [].into() })
     }
 
@@ -59,13 +123,22 @@ impl Corpus {
     /// # Errors
     /// [`Error::Corpus`] with the line: if it is not JSON, has unknown roles or fields, or no reply.
     pub fn chats(model: &Model, text: &str) -> Result<Corpus> {
+        Corpus::chats_with(model, text, &CorpusOptions::default())
+    }
+
+    /// As [`Corpus::chats`].
+    ///
+    /// # Errors
+    /// As [`Corpus::chats`].
+    pub fn chats_with(model: &Model, text: &str, options: &CorpusOptions) -> Result<Corpus> {
+        let prompt = options.prompt_weight.unwrap_or(0.0);
         let (mut tokens, mut weights) = (Vec::new(), Vec::new());
         let (mut lines, mut lengths) = (Vec::new(), Vec::new());
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let start = tokens.len();
             let replies =
                 chat(model, line, &mut tokens).map_err(|problem| wrong(Some(number + 1), problem))?;
-            weights.resize(tokens.len(), 0.0);
+            weights.resize(tokens.len(), prompt);
             for reply in replies {
                 weights[reply].fill(1.0);
             }

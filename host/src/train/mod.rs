@@ -41,7 +41,7 @@ use shohin_train::trainer::Trainer;
 pub use shohin_train::trainer::{Progress, StepReport, TrainMemory};
 
 pub use adapter::{AdapterOptions, new_adapter};
-pub use corpus::Corpus;
+pub use corpus::{Corpus, CorpusOptions};
 pub use ranks::Ranks;
 pub use recipe::{Method, TrainOptions, WeightKind};
 pub use shohin_train::data::Order;

@@ -14,6 +14,7 @@ pub(super) enum Call {
     Step(Corpus),
     Plateau(f64),
     Resume(PathBuf),
+    ResumeChanged(PathBuf),
     InitFrom(PathBuf),
 }
 

@@ -153,6 +153,10 @@ impl<'b> Ranks<'b> {
                     training.resume(path)?;
                     meet(group)?;
                 }
+                Call::ResumeChanged(path) => {
+                    training.resume_changed(path)?;
+                    meet(group)?;
+                }
                 Call::InitFrom(path) => {
                     training.init_from(path)?;
                     meet(group)?;
