@@ -78,6 +78,7 @@ pub use chat::{Chat, Piece, Reply, Step, Timings};
 pub use devices::{DeviceName, devices};
 pub use error::{Error, FileError, Result};
 pub use file::ModelFile;
+pub use lora::Adapter;
 pub use model::Model;
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;

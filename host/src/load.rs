@@ -113,7 +113,7 @@ impl Builder {
             name: name.chars().filter(|c| is_printable(*c)).take(60).collect(),
             weight_bytes,
             format: header.layer_format(),
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
             file: file.clone(),
             pooling: Pooling::from_metadata(metadata),
             readings: self.positions() + header.format_of_42().map_or("", Format::name),
@@ -127,7 +127,7 @@ impl Builder {
             kv: self.kv,
             attention: self.attention,
             fallback,
-            vocabulary: OnceLock::new(),
+            vocabulary: Arc::default(),
             load_time: start.elapsed(),
             fingerprint: OnceLock::new(),
         })))

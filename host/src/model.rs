@@ -44,7 +44,7 @@ pub(crate) struct Inner {
     pub(crate) device: Weights,
     /// Writes the weights to the cache.
     pub(crate) cache_writer: Option<CacheWriter>,
-    pub(crate) tokenizer: Tokenizer<'static>,
+    pub(crate) tokenizer: Arc<Tokenizer<'static>>,
     pub(crate) template: Template,
     /// How the file asks to combine the states of a text.
     pub(crate) pooling: shohin_core::Result<Pooling>,
@@ -57,7 +57,7 @@ pub(crate) struct Inner {
     /// Why it does not run on another device.
     pub(crate) fallback: Option<Fallback>,
     /// The vocabulary for constraints, built on first use.
-    pub(crate) vocabulary: OnceLock<Arc<Vocabulary>>,
+    pub(crate) vocabulary: Arc<OnceLock<Arc<Vocabulary>>>,
     /// The format of most of the weights in the file.
     pub(crate) format: Option<Format>,
     /// Bytes of the weights while the model runs.

@@ -8,9 +8,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// The bytes of a file that hold weights: the mapped file, a writable copy, one in a
-/// [`WeightCache`](crate::WeightCache), or none if weights are read through a window.
-#[derive(Debug)]
-pub struct ShardBytes(Held);
+/// [`WeightCache`](crate::WeightCache), or none if weights are read through a window. Clones share them.
+#[derive(Clone, Debug)]
+pub struct ShardBytes(Arc<Held>);
+
+impl From<Held> for ShardBytes {
+    fn from(held: Held) -> Self {
+        ShardBytes(held.into())
+    }
+}
 
 #[derive(Debug)]
 enum Held {
@@ -24,45 +30,45 @@ enum Held {
 
 impl ShardBytes {
     pub(crate) fn fixed(bytes: &'static [u8]) -> Self {
-        ShardBytes(Held::Static(bytes))
+        Held::Static(bytes).into()
     }
 
     pub(crate) fn mapped(map: Arc<Mmap>) -> Self {
-        ShardBytes(Held::Mapped(map))
+        Held::Mapped(map).into()
     }
 
     /// A copy: the first `len` bytes are the file, possibly expanded.
     pub(crate) fn copied(memory: MmapMut, len: usize) -> Self {
-        ShardBytes(Held::Copy { memory, len })
+        Held::Copy { memory, len }.into()
     }
 
     /// Expanded and repacked, in a cache file.
     pub(crate) fn cached(file: Cached) -> Self {
-        ShardBytes(Held::Cached(file))
+        Held::Cached(file).into()
     }
 
     /// Parts of the files.
     pub(crate) fn owned(bytes: Vec<u8>) -> Self {
-        ShardBytes(Held::Owned(bytes))
+        Held::Owned(bytes).into()
     }
 
     /// Weights that stay in the file and are read through a window.
     pub(crate) fn paged(file: PagedFile<FileReader>) -> Self {
-        ShardBytes(Held::Paged(file))
+        Held::Paged(file).into()
     }
 
     pub(crate) fn is_copy(&self) -> bool {
-        matches!(self.0, Held::Copy { .. } | Held::Owned(_))
+        matches!(*self.0, Held::Copy { .. } | Held::Owned(_))
     }
 
     pub(crate) fn is_cached(&self) -> bool {
-        matches!(self.0, Held::Cached(_))
+        matches!(*self.0, Held::Cached(_))
     }
 }
 
 impl ModelBytes for ShardBytes {
     fn bytes(&self) -> &[u8] {
-        match &self.0 {
+        match &*self.0 {
             Held::Static(bytes) => bytes,
             Held::Mapped(map) => map,
             Held::Copy { memory, len } => &memory[..*len],
@@ -73,7 +79,7 @@ impl ModelBytes for ShardBytes {
     }
 
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        match &mut self.0 {
+        match Arc::get_mut(&mut self.0)? {
             Held::Static(_) | Held::Mapped(_) | Held::Cached(_) | Held::Paged(_) => None,
             Held::Copy { memory, len } => Some(&mut memory[..*len]),
             Held::Owned(bytes) => Some(bytes),
@@ -81,7 +87,7 @@ impl ModelBytes for ShardBytes {
     }
 
     fn paging(&self) -> Option<Paging<'_>> {
-        match &self.0 {
+        match &*self.0 {
             Held::Paged(file) => file.paging(),
             Held::Static(_) | Held::Mapped(_) | Held::Copy { .. } | Held::Cached(_) | Held::Owned(_) => None,
         }

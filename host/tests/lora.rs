@@ -7,6 +7,7 @@ use shohin::convert::{ConvertOptions, convert, convert_adapter};
 use shohin::{Activations, Builder, Error, KvFormat, Model, Split, WeightCache};
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::repack::repacks;
+use shohin_core::model::ModelBytes;
 use shohin_core::{Format, Gguf};
 use shohin_tests::lora::Adapter;
 use shohin_tests::model;
@@ -113,6 +114,47 @@ fn memory_includes_adapters() {
         model.adapters().map(|(file, scale)| (file.name().into(), scale)).collect::<Vec<_>>(),
         [(lora.display().to_string(), 2.0)]
     );
+}
+
+/// Adapters that join a loaded model do what those do that it is loaded with, and share its weights.
+#[test]
+fn models_share_their_weights_with_others_that_are_adapted() {
+    let (dir, path, lora) = files();
+    let cache = WeightCache::in_dir(dir.path().join("cache")).smallest(0);
+    for builder in [builder(), builder().repack(false), builder().weight_cache(cache)] {
+        let base = builder.load(&path).unwrap();
+        base.finish_caching().unwrap();
+        let adapter = shohin::Adapter::open(&lora, &base).unwrap();
+        let plain = logits(&base);
+        let adapted: Vec<Model> = [1.0, -0.5]
+            .into_iter()
+            .map(|scale| base.adapted(&[adapter.clone().at(scale)]).unwrap())
+            .collect();
+        for (model, scale) in adapted.iter().zip([1.0, -0.5]) {
+            let expected = builder.clone().adapter(&lora, scale).load(&path).unwrap();
+            assert!(logits(model) == logits(&expected), "{scale}");
+            assert_eq!(model.weight_bytes(), expected.weight_bytes());
+            let snapshot = model.chat().unwrap().snapshot().unwrap();
+            expected.chat().unwrap().restore(&snapshot).unwrap();
+            assert!(base.chat().unwrap().restore(&snapshot).is_err());
+            let bytes = |model: &Model| model.weights().model().weights().parts()[0].bytes().as_ptr();
+            assert_eq!(bytes(model), bytes(&base));
+        }
+        let both = base.adapted(&[adapter.clone(), adapter.at(-0.5)]).unwrap();
+        let again = adapted[0].adapted(&[shohin::Adapter::open(&lora, &base).unwrap().at(-0.5)]).unwrap();
+        assert!(logits(&both) == logits(&again));
+        assert!(logits(&base) == plain);
+        // It stays when the model it was made from has gone.
+        drop(base);
+        assert!(logits(&adapted[0]) != plain);
+    }
+    let base = builder().load(&path).unwrap();
+    let wrong = shohin::Adapter::from_bytes("wrong.gguf", &fs::read(&path).unwrap()).unwrap();
+    let found = base.adapted(&[wrong]).unwrap_err().to_string();
+    assert_eq!(found, "wrong.gguf: metadata key general.type is missing");
+    let windowed = builder().weights_window(1 << 20).load(&path).unwrap();
+    let refused = windowed.adapted(&[shohin::Adapter::open(&lora, &base).unwrap()]).unwrap_err();
+    assert_eq!(refused.code(), "device");
 }
 
 #[test]

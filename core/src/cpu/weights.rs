@@ -10,7 +10,7 @@ use super::repack::{Layout, PANEL_ROWS, PackedMatrix, repack, repacked_format};
 use crate::error::Result;
 use crate::model::program::{TensorId, TensorRole};
 use crate::model::weights::{ModelBytes, StoredTensor};
-use crate::model::{BonsaiModel, Program};
+use crate::model::{BonsaiModel, LoraAdapter, Program};
 use crate::pool::Pool;
 use crate::quant::{Format, Matrix};
 
@@ -30,7 +30,7 @@ impl Operand {
 }
 
 /// A tensor as the kernels read it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Packed {
     /// A matrix of this format, in this layout.
     Matrix(Format, Layout),
@@ -94,6 +94,22 @@ impl<B: ModelBytes> CpuWeights<B> {
             spec.and_then(|spec| repacked(isa, spec.role, spec.rows_each(), tensor))
                 .unwrap_or((tensor.format, Layout::RowMajor))
         })?;
+        Ok(CpuWeights { model, packed })
+    }
+
+    /// The same weights with `adapters`, each at its scale, as [`BonsaiModel::adapt`]: the parts of the model are shared if their
+    /// clones share bytes.
+    ///
+    /// # Errors
+    /// Those of [`BonsaiModel::adapt`].
+    pub fn adapt(&self, adapters: &[(&LoraAdapter<'_>, f32)], hold: impl FnOnce(Vec<u8>) -> B) -> Result<Self>
+    where
+        B: Clone,
+    {
+        let model = self.model.clone().adapt(adapters, hold)?;
+        let mut packed = self.packed.clone();
+        let factors = &model.weights().tensors()[packed.len()..];
+        packed.extend(factors.iter().map(|tensor| Packed::Matrix(tensor.format, Layout::RowMajor)));
         Ok(CpuWeights { model, packed })
     }
 

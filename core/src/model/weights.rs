@@ -51,6 +51,21 @@ impl ModelBytes for Arc<[u8]> {
     }
 }
 
+/// Bytes that several models share; they are writable while one alone has them.
+impl<B: ModelBytes> ModelBytes for Arc<B> {
+    fn bytes(&self) -> &[u8] {
+        (**self).bytes()
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        Arc::get_mut(self)?.bytes_mut()
+    }
+
+    fn paging(&self) -> Option<Paging<'_>> {
+        (**self).paging()
+    }
+}
+
 impl<R: ModelReader> ModelBytes for PagedFile<R> {
     fn bytes(&self) -> &[u8] {
         &[]
