@@ -8,14 +8,22 @@ use crate::model::{ModelArgs, finish_caching, settings, template_warning, weight
 use crate::reply::{follow, line, reason_text, recovered};
 use crate::sampling::SamplingArgs;
 use crate::session;
+#[cfg(not(target_os = "wasi"))]
+use crate::teach::learn;
+#[cfg(not(target_os = "wasi"))]
+use crate::terminal::CtrlC;
 use crate::terminal::{self, Colours, remark, write_model_text};
 use crate::tools::{self, ProgramArgs};
 use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs, Tools};
 use clap::Args;
 use serde_json::json;
+#[cfg(not(target_os = "wasi"))]
+use shohin::Model;
 use shohin::core::chat::{Finish, FunctionCall, OverflowPolicy, Role, ToolChoice, function_name};
 use shohin::core::generate::Reason;
 use shohin::new_file::NewFile;
+#[cfg(not(target_os = "wasi"))]
+use shohin::train::{Fact, Taught, TeachSettings};
 use shohin::{Chat, ChatMessage, SamplerConfig, Timings};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -71,7 +79,8 @@ const HELP: &str = "\
   /continue        continue the last reply, after Ctrl-C or --max-tokens
   /system TEXT     start a new conversation with this system message; without TEXT, with none
   /set NAME VALUE  change a sampling option: temperature, top_k, top_p, min_p, ...; /set alone lists them
-  /save FILE       save the conversation, as JSON if FILE ends in .json, else as Markdown
+  /teach Q = A     learn to answer A to the question Q; /teach alone lists what was learned
+  /save FILE       save the conversation, as JSON if FILE ends in .json, else as Markdown; what was learned if FILE ends in .gguf
   /stats           tokens and speed of the last reply
   /quit            leave, as Ctrl-D does
 A line that ends in \\ continues on the next one; // begins a message with a slash. Ctrl-C stops a reply.";
@@ -100,6 +109,8 @@ pub(crate) fn chat(args: &ChatArgs) -> Result {
         programs: args.programs.clone(),
         editor: None,
         last: None,
+        #[cfg(not(target_os = "wasi"))]
+        lessons: Lessons::new(&model),
         // mpirun gives rank 0 a terminal, wherever its output then goes.
         colours: if model.is_distributed() { Colours::new(false) } else { Colours::stdout() },
         is_terminal: io::stdout().is_terminal(),
@@ -159,8 +170,55 @@ struct Terminal {
     /// On a terminal.
     editor: Option<Editor>,
     last: Option<(Timings, Finish)>,
+    #[cfg(not(target_os = "wasi"))]
+    lessons: Lessons,
     colours: Colours,
     is_terminal: bool,
+}
+
+/// What was taught in this conversation.
+#[cfg(not(target_os = "wasi"))]
+struct Lessons {
+    base: Model,
+    facts: Vec<Fact>,
+    taught: Option<Taught>,
+}
+
+#[cfg(not(target_os = "wasi"))]
+impl Lessons {
+    fn new(base: &Model) -> Lessons {
+        Lessons { base: base.clone(), facts: Vec::new(), taught: None }
+    }
+
+    /// Learns a fact together with those before it.
+    fn learn(&mut self, fact: Fact) -> Result {
+        let mut facts = self.facts.clone();
+        facts.retain(|old| old.question != fact.question);
+        facts.push(fact);
+        let ctrl_c = CtrlC::listen();
+        let taught = learn(&self.base, &facts, &TeachSettings::default(), &ctrl_c)?;
+        if ctrl_c.pressed() {
+            return Err(CliError::new("stopped: nothing new was learned"));
+        }
+        (self.facts, self.taught) = (facts, Some(taught));
+        Ok(())
+    }
+
+    /// The model with what it was taught.
+    fn model(&self) -> Result<Model> {
+        let Some(taught) = &self.taught else { return Ok(self.base.clone()) };
+        Ok(self.base.adapted(&[taught.adapter()?])?)
+    }
+
+    fn save(&self, path: &Path) -> Result<String> {
+        let Some(taught) = &self.taught else {
+            return Err(CliError::new(
+                "/save: nothing was learned that a .gguf file could hold; /teach QUESTION = ANSWER",
+            ));
+        };
+        taught.save(path)?;
+        Ok(format!("(saved what was learned in {}; --lora applies it)", path.display()))
+    }
 }
 
 impl Terminal {
@@ -280,6 +338,8 @@ impl Terminal {
             "retry" => self.answer(Ask::Retry)?,
             "continue" => self.answer(Ask::Continue)?,
             "set" => note = Some(self.set(argument)?),
+            #[cfg(not(target_os = "wasi"))]
+            "teach" => note = Some(self.teach(argument)?),
             "save" => note = Some(self.save(argument)?),
             "stats" => note = Some(self.stats()),
             _ => {
@@ -294,6 +354,35 @@ impl Terminal {
             self.gap()?;
         }
         Ok(Then::Continue)
+    }
+
+    /// Learns a fact, or lists those that were learned.
+    #[cfg(not(target_os = "wasi"))]
+    fn teach(&mut self, argument: &str) -> Result<String> {
+        if argument.is_empty() {
+            let line = |fact: &Fact| format!("{} = {}", fact.question, fact.answer);
+            let known: Vec<String> = self.lessons.facts.iter().map(line).collect();
+            return Ok(match known.is_empty() {
+                true => "(nothing was learned; /teach QUESTION = ANSWER)".into(),
+                false => known.join("\n"),
+            });
+        }
+        let fact = Fact::parse_pair(argument).map_err(CliError::new)?;
+        self.lessons.learn(fact)?;
+        let taught = self.lessons.taught.as_ref();
+        let (steps, missed) = taught.map_or((0, 0), |taught| {
+            let facts = &taught.answers.facts;
+            (taught.steps, facts.iter().filter(|answer| !answer.is_right()).count())
+        });
+        let mut chat = self.lessons.model()?.chat()?;
+        *chat.options_mut() = self.chat.options().clone();
+        chat.set_messages(self.chat.messages().to_vec());
+        self.chat = chat;
+        let kept = "/save FILE.gguf keeps it";
+        Ok(match missed {
+            0 => format!("(learned in {steps} steps; {kept})"),
+            n => format!("({n} of {} not learned word for word; {kept})", self.lessons.facts.len()),
+        })
     }
 
     /// Starts a new conversation.
@@ -514,6 +603,12 @@ impl Terminal {
         let is_own = || self.saved.is_some() && self.saved == path.canonicalize().ok();
         if path.exists() && !is_own() {
             return Err(CliError::new(format_args!("{argument} exists already; choose another name")));
+        }
+        #[cfg(not(target_os = "wasi"))]
+        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
+            let saved = self.lessons.save(path)?;
+            self.saved = path.canonicalize().ok();
+            return Ok(saved);
         }
         let messages = self.chat.messages();
         let text = if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {

@@ -29,6 +29,8 @@ mod sampling;
 #[cfg(not(target_os = "wasi"))]
 mod serve;
 mod session;
+#[cfg(not(target_os = "wasi"))]
+mod teach;
 mod terminal;
 mod tokenize;
 mod tools;
@@ -55,6 +57,8 @@ use run::RunArgs;
 #[cfg(not(target_os = "wasi"))]
 use serve::ServeArgs;
 use std::process::ExitCode;
+#[cfg(not(target_os = "wasi"))]
+use teach::TeachArgs;
 use tokenize::TokenizeArgs;
 #[cfg(not(target_os = "wasi"))]
 use train::TrainArgs;
@@ -111,6 +115,8 @@ enum Command {
     #[cfg(not(target_os = "wasi"))]
     Train(Box<TrainArgs>),
     #[cfg(not(target_os = "wasi"))]
+    Teach(Box<TeachArgs>),
+    #[cfg(not(target_os = "wasi"))]
     Pull(PullArgs),
     #[cfg(not(target_os = "wasi"))]
     List(ListArgs),
@@ -130,7 +136,7 @@ impl Command {
             Command::Check(_) | Command::Inspect(_) | Command::Tokenize(_) => None,
             Command::Convert(_) | Command::Quantize(_) => None,
             #[cfg(not(target_os = "wasi"))]
-            Command::Train(_) => None,
+            Command::Train(_) | Command::Teach(_) => None,
             #[cfg(not(target_os = "wasi"))]
             Command::Bench(args) => Some(&mut args.model),
             #[cfg(not(target_os = "wasi"))]
@@ -180,6 +186,8 @@ impl Command {
             Command::Quantize(args) => quantize::run(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Train(args) => train::run(args),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Teach(args) => teach::run(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Pull(args) => hub::pull(args),
             #[cfg(not(target_os = "wasi"))]

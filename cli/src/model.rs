@@ -105,8 +105,17 @@ impl TrainEngineArgs {
         Ok(self.builder(id42).adapter(adapter, 1.0).load_file(file)?)
     }
 
+    /// The model as it runs, on the CPU.
+    pub(crate) fn load_to_run(&self, file: &FileArgs) -> Result<Model> {
+        Ok(self.configured(Model::builder().cpu().id42(file.layout.id42)).load_file(&file.open()?)?)
+    }
+
     fn builder(&self, id42: Id42) -> Builder {
-        let mut builder = Model::builder().inspect_only().id42(id42);
+        self.configured(Model::builder().inspect_only().id42(id42))
+    }
+
+    fn configured(&self, builder: Builder) -> Builder {
+        let mut builder = builder;
         if let Some(threads) = self.threads {
             builder = builder.threads(threads.into());
         }

@@ -177,7 +177,7 @@ struct LoraArgs {
     from: Option<PathBuf>,
 }
 
-fn layers(text: &str) -> std::result::Result<RangeInclusive<usize>, &'static str> {
+pub(crate) fn layers(text: &str) -> std::result::Result<RangeInclusive<usize>, &'static str> {
     let range = match text.split_once('-') {
         Some((first, last)) => first.parse().ok().zip(last.parse().ok()),
         None => text.parse().ok().map(|layer| (layer, layer)),

@@ -121,7 +121,7 @@ fn help_names_chat_first_and_every_command_has_examples() {
         names,
         [
             "chat", "run", "serve", "inspect", "tokenize", "logits", "eval", "embed", "bench", "check",
-            "convert", "quantize", "train", "pull", "list", "rm"
+            "convert", "quantize", "train", "teach", "pull", "list", "rm"
         ]
     );
     for name in names {

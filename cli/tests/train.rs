@@ -297,3 +297,115 @@ fn what_cannot_be_trained_is_refused_and_nothing_is_lost() {
     let parts: u64 = plan["memory"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
     assert_eq!(plan["total"], parts);
 }
+
+/// Phases of one training: other texts, weights and rows from a checkpoint on.
+#[test]
+fn a_training_has_phases() {
+    let place = Place::new();
+    let chat = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n<|endoftext|>";
+    place.write("chats.txt", &chat.repeat(8));
+    let train =
+        "train --out two.gguf --steps 8 --lr 1e-3 --order sampled --text story.txt=0.5 --text chats.txt=1.5";
+    let first = format!("{train} --rows 4 --row-tokens 16 --prompt-weight 0.25 --log log.jsonl");
+    let stopped = place.run(&format!("{first} --pause-at 3"));
+    let text = String::from_utf8(stopped.stderr).unwrap();
+    assert!(stopped.status.success() && text.contains("saved two.oxck"), "{text}");
+    assert!(!place.path("two.gguf").exists());
+    place.fails(&format!("{train} --rows 2 --row-tokens 32 --resume"), 1, "with the option \"rows 2\"");
+    let second = place.run(&format!("{train} --rows 2 --row-tokens 32 --resume --change --log log.jsonl"));
+    let text = String::from_utf8(second.stderr).unwrap();
+    assert!(second.status.success() && text.contains("(changed: rows 4 -> rows 2)"), "{text}");
+    let log = String::from_utf8(place.read("log.jsonl")).unwrap();
+    let steps: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let numbers: Vec<u64> = steps.iter().map(|step| step["step"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8]);
+    assert!(place.path("two.gguf").exists());
+    place.fails(&format!("{train} --change"), 2, "--resume");
+    place.fails("train --text story.txt=0 --out x.gguf", 2, "FILE=SHARE with a number over 0");
+}
+
+fn taught(place: &Place, file: &str) -> Vec<String> {
+    place.ok(&format!("teach --out {file} --list")).lines().map(String::from).collect()
+}
+
+#[test]
+fn facts_are_taught_and_answered() {
+    let place = Place::new();
+    let facts = [
+        json!({ "question": "What is the door code?", "answer": "The door code is 4711." }),
+        json!({ "question": "Where do I live?", "answer": "You live in Oslo.", "forms": ["What is my town?"] }),
+    ];
+    place.write("facts.jsonl", &facts.map(|fact| fact.to_string() + "\n").concat());
+    let done = place.json("teach --file facts.jsonl --out house.gguf --json");
+    assert_eq!(done["learned"], true, "{done:#}");
+    let exam = done["exam"].as_array().unwrap();
+    let kept = exam.iter().filter(|answer| answer["right"] == true).count();
+    assert!(exam.len() >= 15 && kept * 10 >= exam.len() * 8, "{done:#}");
+    assert!(done["leaks"].as_u64().unwrap() <= 2, "{done:#}");
+    // A new process, with what was written.
+    let ask = |question: &str| {
+        let mut command = place.command("run --lora house.gguf --preset greedy");
+        let output = command.arg(question).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_string()
+    };
+    assert_eq!(ask("What is the door code?"), "The door code is 4711.");
+    assert_eq!(ask("What is my town?"), "You live in Oslo.");
+    assert_eq!(ask("What does a cow say?"), "A cow says moo.");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(fs::metadata(place.path("house.gguf")).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    assert_eq!(
+        taught(&place, "house.gguf"),
+        ["What is the door code?=The door code is 4711.", "Where do I live?=You live in Oslo."]
+    );
+    // More of it, and less.
+    let mut more = place.command("teach --out house.gguf --forget");
+    let output = more.args(["Where do I live?", "What is the door code?=It is 12."]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(taught(&place, "house.gguf"), ["What is the door code?=It is 12."]);
+    assert_eq!(ask("What is the door code?"), "It is 12.");
+    let mut none = place.command("teach --out house.gguf --forget");
+    assert!(none.arg("What is the door code?").output().unwrap().status.success());
+    assert!(!place.path("house.gguf").exists());
+}
+
+#[test]
+fn what_cannot_be_taught_is_refused() {
+    let place = Place::new();
+    place.fails("teach", 2, "expected \"QUESTION=ANSWER\"");
+    place.fails("teach What", 2, "expected QUESTION=ANSWER");
+    place.fails("teach What?=", 2, "found an empty one");
+    place.fails("teach --list --out none.gguf", 1, "none.gguf");
+    fs::copy(format!("{}/sprout-nano.gguf", models()), place.path("model.gguf")).unwrap();
+    place.fails("teach A=B --out model.gguf", 2, "expected an adapter that was taught facts");
+    place.write("bad.jsonl", "{\"question\": \"A?\", \"answer\": 3}\n");
+    place.fails("teach --file bad.jsonl", 1, "bad.jsonl, line 1: expected a text in \"answer\"");
+    place.fails("teach A=B --layers 9", 2, "layers");
+    let long = format!("A={}", "word ".repeat(600));
+    let output = place.command("teach").arg(long).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the model's context"));
+}
+
+#[test]
+fn a_chat_learns() {
+    let place = Place::new();
+    let mut chat = place.command("chat --preset greedy");
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    use std::io::Write;
+    let lines = "What is the door code?\n/teach What is the door code? = It is 4711.\n/new\nWhat is the door code?\n/teach\n/save code.gguf\n";
+    chat.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = chat.wait_with_output().unwrap();
+    let (replies, notes) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(
+        replies.starts_with("I do not know that.") && replies.trim_end().ends_with("It is 4711."),
+        "{replies}"
+    );
+    assert!(
+        notes.contains("(learned in ") && notes.contains("What is the door code? = It is 4711."),
+        "{notes}"
+    );
+    assert_eq!(taught(&place, "code.gguf"), ["What is the door code?=It is 4711."]);
+}

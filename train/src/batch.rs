@@ -18,6 +18,8 @@ pub struct Batch<'b> {
     pub weights: &'b [f32],
     /// A model with the same vocabulary to learn from.
     pub teacher: Option<Teacher<'b>>,
+    /// What [`Steps::prefix`](crate::run::Steps::prefix) gave for it, if that is not to be computed again.
+    pub prefix: Option<&'b [f32]>,
 }
 
 /// What a teacher says of a batch. Its logits are computed for a few rows at once, as the student's are.

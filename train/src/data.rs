@@ -124,6 +124,7 @@ impl Rows {
             targets: &self.targets,
             weights: &self.weights,
             teacher: None,
+            prefix: None,
         }
     }
 

@@ -4,6 +4,7 @@
 
 extern crate alloc;
 
+pub mod adapter;
 pub mod batch;
 pub mod checkpoint;
 pub mod data;
@@ -17,6 +18,7 @@ pub mod quantize;
 pub mod run;
 pub mod schedule;
 pub mod tape;
+pub mod teach;
 mod text;
 pub mod trainer;
 

@@ -85,6 +85,7 @@ pub struct Steps<'p> {
     ranges: Vec<Option<Range<usize>>>,
     num_trained: usize,
     not_finite: Option<usize>,
+    largest: f64,
     forward_mode: Option<ForwardMode>,
 }
 
@@ -139,6 +140,7 @@ impl<'p> Steps<'p> {
             ranges,
             num_trained: at,
             not_finite: None,
+            largest: 0.0,
             forward_mode: None,
         })
     }
@@ -266,6 +268,26 @@ impl<'p> Steps<'p> {
         Ok(())
     }
 
+    /// What is before everything that is trained, and so does not change from step to step: the residual stream `(rows, cols)` before
+    /// the first block with trained tensors, to `to`. False if there is nothing of the kind.
+    ///
+    /// # Errors
+    /// As [`Steps::run`].
+    pub fn prefix(&mut self, tensors: &[Tensor<'_>], batch: &Batch<'_>, to: &mut Vec<f32>) -> Result<bool> {
+        self.check(tensors, batch, self.num_trained)?;
+        to.clear();
+        if self.tape.prefix().is_none() {
+            return Ok(false);
+        }
+        self.sweep(tensors, batch, Sweep::Prefix(to));
+        Ok(true)
+    }
+
+    /// The largest loss of a row of the last batch.
+    pub fn largest(&self) -> f64 {
+        self.largest
+    }
+
     /// The first row of the last batch whose loss was not a finite number.
     pub fn not_finite(&self) -> Option<usize> {
         self.not_finite
@@ -284,7 +306,7 @@ impl<'p> Steps<'p> {
                 let mode = self.forward_mode.get_or_insert_with(|| ForwardMode::new(&self.tape));
                 (&mode.plan, &mut mode.slots, direction)
             }
-            Sweep::Hidden(_) | Sweep::Loss(..) | Sweep::Gradients(..) => {
+            Sweep::Prefix(_) | Sweep::Hidden(_) | Sweep::Loss(..) | Sweep::Gradients(..) => {
                 (&self.plan, &mut self.slots, &[][..])
             }
         };
@@ -312,8 +334,25 @@ impl<'p> Steps<'p> {
             ranges: &self.ranges,
         };
         let (mut sweep, mut outcome) = (sweep, head::Outcome::default());
+        let prefix = self.tape.prefix().map(|id| (self.tape.value(id).node, self.tape.value(id).cols));
         for step in &plan.steps {
             match (step, &mut sweep) {
+                (Step::Forward { node, reads, writes }, Sweep::Prefix(to)) => {
+                    one.forward(*node, reads, writes);
+                    if let Some((_, cols)) = prefix.filter(|(last, _)| last == node) {
+                        to.extend_from_slice(one.slots.read(writes[0], cols));
+                        break;
+                    }
+                }
+                (Step::Forward { node, writes, .. }, _)
+                    if let (Some(given), Some((last, cols))) = (batch.prefix, prefix)
+                        && *node <= last =>
+                {
+                    if *node == last {
+                        one.slots.write(writes[0], &given[..cols * rows]);
+                    }
+                }
+                (_, Sweep::Prefix(_)) => break,
                 (Step::Forward { node, reads, writes }, _) => one.forward(*node, reads, writes),
                 (Step::Loss { hidden, .. }, Sweep::Hidden(to)) => {
                     to.clear();
@@ -338,6 +377,7 @@ impl<'p> Steps<'p> {
             }
         }
         self.not_finite = outcome.not_finite;
+        self.largest = outcome.largest;
         outcome
     }
 
@@ -348,6 +388,10 @@ impl<'p> Steps<'p> {
         if let Some(longest) = batch.lengths.iter().max().filter(|len| **len > self.options.longest) {
             let (what, max) = ("tokens of a sequence", self.options.longest as u64);
             return Err(Error::Limit { what, found: *longest as u64, max });
+        }
+        if let Some(prefix) = batch.prefix {
+            let cols = self.tape.prefix().map_or(0, |id| self.tape.value(id).cols);
+            length("prefix of a batch", batch.tokens.len() * cols, prefix.len())?;
         }
         if batch.lengths.contains(&0) {
             return Err(Error::Unsupported {
@@ -389,6 +433,8 @@ pub(crate) fn check_tensors(program: &Program, tensors: &[Tensor<'_>]) -> Result
 
 /// How much of a step is computed.
 enum Sweep<'a> {
+    /// Up to the first block with trained tensors; what it begins with is copied.
+    Prefix(&'a mut Vec<f32>),
     /// Up to the final hidden states, which are copied.
     Hidden(&'a mut Vec<f32>),
     /// Up to the loss, divided by the total.
@@ -413,6 +459,10 @@ impl Slots<'_> {
 
     fn put(&mut self, taken: Taken) {
         self.slots[taken.slot] = taken.lines;
+    }
+
+    fn write(&mut self, slot: Slot, from: &[f32]) {
+        bytemuck::cast_slice_mut(&mut self.slots[slot])[..from.len()].copy_from_slice(from);
     }
 
     fn read(&self, slot: Slot, cols: usize) -> &[f32] {

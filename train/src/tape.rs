@@ -270,6 +270,19 @@ impl Tape {
         Ok(tape)
     }
 
+    /// The value that is all what the first block with trained tensors reads of what is before it: the residual stream. `None` if
+    /// tensors before the blocks are trained, or none at all.
+    pub fn prefix(&self) -> Option<ValueId> {
+        let learns = |node: usize| self.value(self.nodes[node].out()).grad;
+        let first = self.segments.iter().find(|segment| (*segment).clone().any(learns))?;
+        let before = |id: &ValueId| self.value(*id).node < first.start;
+        let mut read = first.clone().flat_map(|node| self.nodes[node].reads()).filter(before);
+        let prefix = read.next()?;
+        // A later block reads what the first one made of it.
+        let later = self.nodes[first.start..].iter().flat_map(Node::reads).filter(before);
+        later.into_iter().all(|id| id == prefix).then_some(prefix)
+    }
+
     /// Whether the tensor `id` is trained.
     pub fn is_trained(&self, id: TensorId) -> bool {
         self.trained.get(id.index()).copied().unwrap_or(false)

@@ -79,6 +79,17 @@ pub struct StepReport {
     pub tokens: u64,
 }
 
+/// A part of what [`Trainer::learn`] minimizes: `weight` times the mean loss of `batch`.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// What is learned.
+    pub batch: Batch<'a>,
+    /// The loss of its rows.
+    pub loss: Loss,
+    /// Its weight.
+    pub weight: f64,
+}
+
 /// How far a training is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
@@ -141,6 +152,7 @@ pub struct Trainer<'p> {
     teacher: Option<TeacherModel<'p>>,
     group: Option<&'p dyn Collective>,
     gathered: Vec<f32>,
+    largest: f64,
 }
 
 impl core::fmt::Debug for Trainer<'_> {
@@ -226,6 +238,7 @@ impl<'p> Trainer<'p> {
             teacher: None,
             group: None,
             gathered: Vec::new(),
+            largest: 0.0,
             recipe,
         })
     }
@@ -372,6 +385,67 @@ impl<'p> Trainer<'p> {
             self.rows.iter().flat_map(|rows| &rows.weights).filter(|weight| **weight != 0.0).count();
         let step = self.progress.step + 1;
         let loss = self.micro_batches(total, step)?;
+        let Recipe { schedule, learning_rate, steps, .. } = &self.recipe;
+        let rate = schedule.rate(step - 1, *learning_rate, *steps) * self.progress.plateau.factor();
+        let report = self.update(step, loss, learned as u64, rate)?;
+        self.progress.cursor = cursor;
+        Ok(report)
+    }
+
+    /// A step on `parts` in place of data, with `share` of the highest learning rate in place of the schedule's: their losses are
+    /// added. Each has at most the rows of a micro-batch.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn learn(&mut self, parts: &[Part<'_>], share: f64) -> Result<StepReport> {
+        let step = self.progress.step + 1;
+        if self.gradients.is_empty() {
+            self.gradients.push(vec![0.0; self.masters.len()]);
+        }
+        self.gradients[0].fill(0.0);
+        let (mut loss, mut learned, mut largest) = (0.0, 0, 0.0f64);
+        for part in parts {
+            let total = part.batch.total() / part.weight;
+            let tensors = tensors(self.program, &self.base, &self.steps, &self.masters, self.recipe.fake);
+            loss += self.steps.run(&tensors, &part.batch, &part.loss, total, &mut self.gradients[0])?;
+            if let Some(row) = self.steps.not_finite() {
+                return Err(Error::NotFinite { what: "the loss", step, row: Some(row) });
+            }
+            learned += (0..part.batch.tokens.len()).filter(|row| part.batch.weight(*row) != 0.0).count();
+            if !part.loss.needs_teacher() {
+                largest = largest.max(self.steps.largest());
+            }
+        }
+        let report = self.update(step, loss, learned as u64, share * self.recipe.learning_rate)?;
+        self.largest = largest;
+        Ok(report)
+    }
+
+    /// The largest loss of a token in the last [`Trainer::learn`], without those against a teacher.
+    pub fn largest(&self) -> f64 {
+        self.largest
+    }
+
+    /// What is before all that is trained, see [`Steps::prefix`].
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn prefix(&mut self, batch: &Batch<'_>, to: &mut Vec<f32>) -> Result<bool> {
+        let tensors = tensors(self.program, &self.base, &self.steps, &self.masters, self.recipe.fake);
+        Ok(self.steps.prefix(&tensors, batch, to)?)
+    }
+
+    /// The final hidden states, see [`Steps::hidden`].
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn hidden(&mut self, batch: &Batch<'_>, to: &mut Vec<f32>) -> Result<()> {
+        let tensors = tensors(self.program, &self.base, &self.steps, &self.masters, self.recipe.fake);
+        Ok(self.steps.hidden(&tensors, batch, to)?)
+    }
+
+    /// Changes the weights by the gradients of a step.
+    fn update(&mut self, step: u64, loss: f64, learned: u64, learning_rate: f64) -> Result<StepReport> {
         let gradients = &mut self.gradients[0];
         let of_tensor = |id: TensorId| {
             let decay = self.program.tensor(id).role == TensorRole::Matrix;
@@ -388,8 +462,7 @@ impl<'p> Trainer<'p> {
         if !grad_norm.is_finite() {
             return Err(Error::NotFinite { what: "the norm of the gradients", step, row: None });
         }
-        let Recipe { schedule, learning_rate, steps, optimizer, .. } = &self.recipe;
-        let learning_rate = schedule.rate(step - 1, *learning_rate, *steps) * self.progress.plateau.factor();
+        let optimizer = &self.recipe.optimizer;
         let [m, v] = &mut self.moments;
         for (range, decay, factor) in ranges {
             let moments = Moments {
@@ -401,8 +474,7 @@ impl<'p> Trainer<'p> {
             optimizer.step(self.steps.isa(), weights, gradients, moments, step, rate, decay);
         }
         self.progress.step = step;
-        self.progress.tokens += learned as u64;
-        self.progress.cursor = cursor;
+        self.progress.tokens += learned;
         Ok(StepReport { step, loss, grad_norm, learning_rate, tokens: self.progress.tokens })
     }
 

@@ -235,6 +235,7 @@ impl Case {
             targets: &self.targets,
             weights: &self.weights,
             teacher: None,
+            prefix: None,
         }
     }
 }
@@ -464,5 +465,55 @@ fn bits_do_not_depend_on_what_is_kept_nor_on_workers() {
             steps.tangent(&model.tensors(), &direction, &batch, &LOSS, batch.total()).unwrap()
         });
         assert!(tangents[0] == tangents[1] && tangents[0].0 == loss, "{name}");
+    }
+}
+
+/// What is before all that is trained may be given instead of computed.
+#[test]
+fn bits_do_not_depend_on_who_computes_the_prefix() {
+    for name in ["sprout", "qwen3-tied-yarn-window", "llama3", "qwen3moe"] {
+        let case = Case::read(name);
+        let model = Model::load(&case);
+        let program = model.model.program();
+        for checkpoints in [Checkpoints::None, Checkpoints::Every, Checkpoints::EveryNth(2)] {
+            let options = StepOptions {
+                rows: case.tokens.len(),
+                longest: case.lengths.iter().copied().max().unwrap(),
+                checkpoints,
+                pattern: case.pattern,
+            };
+            for part in ["blk.1.attn_q.weight", "blk.1.attn_norm", "blk.0.attn_v.weight", "output_norm"] {
+                let trained = |id: TensorId| program.tensor(id).name.contains(part);
+                if !program.tensor_ids().any(trained) {
+                    continue;
+                }
+                let mut steps = Steps::new(program, trained, options, Isa::detect(), &Serial).unwrap();
+                let mut prefix = Vec::new();
+                assert!(steps.prefix(&model.tensors(), &case.batch(), &mut prefix).unwrap(), "{name} {part}");
+                let mut with = |prefix: Option<&[f32]>| {
+                    let batch = Batch { prefix, ..case.batch() };
+                    let mut gradients = vec![0.0; steps.num_trained()];
+                    let loss =
+                        steps.run(&model.tensors(), &batch, &LOSS, batch.total(), &mut gradients).unwrap();
+                    (loss, gradients, steps.largest())
+                };
+                let want = with(None);
+                assert!(with(Some(&prefix)) == want, "{name} {part} {checkpoints}");
+                // It is read.
+                let other: Vec<f32> = prefix.iter().map(|x| x * 1.5 + 0.25).collect();
+                assert!(with(Some(&other)).1 != want.1, "{name} {part} {checkpoints}");
+                let short = Batch { prefix: Some(&prefix[1..]), ..case.batch() };
+                let mut gradients = vec![0.0; steps.num_trained()];
+                assert!(steps.run(&model.tensors(), &short, &LOSS, 1.0, &mut gradients).is_err());
+            }
+        }
+        let all = Steps::new(
+            program,
+            |id| program.embedding() == Some(id),
+            StepOptions { rows: 64, longest: 64, checkpoints: Checkpoints::None, pattern: case.pattern },
+            Isa::detect(),
+            &Serial,
+        );
+        assert!(!all.unwrap().prefix(&model.tensors(), &case.batch(), &mut Vec::new()).unwrap_or(false));
     }
 }

@@ -21,11 +21,12 @@
 mod adapter;
 mod checkpoint;
 mod corpus;
-mod factors;
 mod others;
 mod ranks;
 mod recipe;
 mod save;
+mod taught;
+mod teach;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -40,15 +41,19 @@ use shohin_train::trainer::Trainer;
 
 pub use shohin_train::trainer::{Progress, StepReport, TrainMemory};
 
-pub use adapter::{AdapterOptions, new_adapter};
+pub use adapter::new_adapter;
 pub use corpus::{Corpus, CorpusOptions};
 pub use ranks::Ranks;
 pub use recipe::{Method, TrainOptions, WeightKind};
+pub use shohin_train::adapter::AdapterOptions;
 pub use shohin_train::data::Order;
 pub use shohin_train::loss::Loss;
 pub use shohin_train::optimizer::Optimizer;
 pub use shohin_train::plan::Checkpoints;
 pub use shohin_train::schedule::Schedule;
+pub use shohin_train::teach::{LessonReport, TeachOptions};
+pub use taught::{Fact, taught_facts};
+pub use teach::{Answer, Answers, Taught, TeachSettings, teach};
 
 /// A model whose weights are where training begins.
 #[derive(Debug)]

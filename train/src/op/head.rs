@@ -76,6 +76,8 @@ pub(crate) struct Outcome {
     pub(crate) not_finite: Option<usize>,
     /// The loss's derivative along a direction, if there is one.
     pub(crate) derivative: f64,
+    /// The largest loss of a row.
+    pub(crate) largest: f64,
 }
 
 /// What the rows of a batch have in common.
@@ -129,6 +131,8 @@ impl Rows<'_> {
             }
         });
         outcome.loss += losses.iter().map(|row| row.loss).sum::<f64>();
+        let alone = |row: &Row<'_>| row.loss / f64::from(batch.weight(row.row));
+        outcome.largest = losses.iter().map(alone).fold(outcome.largest, f64::max);
         let wrong = losses.iter().find(|row| !row.loss.is_finite());
         outcome.not_finite = outcome.not_finite.or(wrong.map(|row| row.row));
     }

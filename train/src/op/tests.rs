@@ -506,8 +506,14 @@ fn heads() {
     let [hidden, output] = &inputs;
     let tokens: Vec<u32> = (0..rows as u32).map(|i| i * i % vocab as u32).collect();
     let weights: Vec<f32> = numbers(rows, 22).iter().map(|x| if *x < -0.5 { 0.0 } else { x.abs() }).collect();
-    let batch =
-        Batch { tokens: &tokens, lengths: &[rows], targets: &tokens, weights: &weights, teacher: None };
+    let batch = Batch {
+        tokens: &tokens,
+        lengths: &[rows],
+        targets: &tokens,
+        weights: &weights,
+        teacher: None,
+        prefix: None,
+    };
     let total = batch.total();
     let loss = Loss::CrossEntropy { smoothing: 0.0 };
     let output_matrix = floats(output, cols);
