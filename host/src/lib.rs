@@ -37,6 +37,7 @@
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and the expected value |
 
+mod adapted;
 mod beam;
 mod builder;
 pub mod chat;

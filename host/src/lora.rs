@@ -1,17 +1,13 @@
 //! Adapters (LoRA) for a model, which are applied while it runs; see [`shohin_core::model::lora`].
 
-use crate::cpu::CpuModel;
-use crate::error::{Error, FileError, Result};
+use crate::error::{FileError, Result};
 use crate::file::ModelFile;
-use crate::model::{Inner, Model};
 use crate::shard::ShardBytes;
-use crate::weights::Weights;
 use sha2::{Digest, Sha256};
 use shohin_core::gguf::ReadOptions;
 use shohin_core::model::{LoraAdapter, ModelBytes};
 use shohin_core::{BonsaiModel, ModelConfig};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
 
 /// An adapter (LoRA), and the scale at which it is applied. Clones share its bytes.
 ///
@@ -31,15 +27,7 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Opens an adapter for `model`, at scale 1: a GGUF file, or with the feature `convert` a folder that PEFT has saved.
-    ///
-    /// # Errors
-    /// [`Error::File`](crate::Error::File), [`Error::Convert`](crate::Error::Convert).
-    pub fn open(path: impl AsRef<Path>, model: &Model) -> Result<Adapter> {
-        Adapter::for_config(path.as_ref(), model.config())
-    }
-
-    fn for_config(path: &Path, config: &ModelConfig) -> Result<Adapter> {
+    pub(crate) fn for_config(path: &Path, config: &ModelConfig) -> Result<Adapter> {
         // Not used in builds that convert nothing.
         let _ = config;
         #[cfg(feature = "convert")]
@@ -75,7 +63,10 @@ impl Adapter {
     }
 
     /// Calls `apply` with the adapter as it is read.
-    fn with<T>(&self, apply: impl FnOnce(&LoraAdapter<'_>) -> shohin_core::Result<T>) -> Result<T> {
+    pub(crate) fn with<T>(
+        &self,
+        apply: impl FnOnce(&LoraAdapter<'_>) -> shohin_core::Result<T>,
+    ) -> Result<T> {
         let gguf = self.file.gguf(&ReadOptions::default())?;
         let done = LoraAdapter::from_gguf(&gguf).and_then(|adapter| apply(&adapter));
         done.map_err(|source| FileError::Model { name: self.file.name().into(), source }.into())
@@ -85,55 +76,6 @@ impl Adapter {
 /// Opens the adapters at these paths, for a model with this configuration.
 pub(crate) fn open(paths: &[(PathBuf, f32)], config: &ModelConfig) -> Result<Vec<Adapter>> {
     paths.iter().map(|(path, scale)| Ok(Adapter::for_config(path, config)?.at(*scale))).collect()
-}
-
-impl Model {
-    /// The same model with `adapters`, in addition to those that it has. Both share the weights, the threads and the tokenizer, and
-    /// run side by side: it takes the memory of the factors alone. Sessions know which adapters made their keys and values.
-    ///
-    /// # Errors
-    /// [`Error::File`](crate::Error::File) for an adapter that does not fit the model; [`Error::Option`](crate::Error::Option) for a model that does not run
-    /// on the CPU, or whose weights stay in their file.
-    pub fn adapted(&self, adapters: &[Adapter]) -> Result<Model> {
-        let Weights::Cpu(cpu) = &self.0.device else {
-            let (name, found) = ("device", "another".into());
-            let expected = "cpu: adapters join a model that is loaded on the CPU alone".into();
-            return Err(Error::Option { name, found, expected });
-        };
-        let mut weights = Arc::clone(&cpu.weights);
-        // One after another, as errors name the file.
-        for adapter in adapters {
-            let adapted =
-                adapter.with(|factors| weights.adapt(&[(factors, adapter.scale)], ShardBytes::owned))?;
-            weights = Arc::new(adapted);
-        }
-        let cpu = CpuModel { weights, ..cpu.clone() };
-        let old = &*self.0;
-        let factors =
-            bytes(cpu.weights.model(), old.file.parts()) - bytes(old.cpu.weights.model(), old.file.parts());
-        Ok(Model(Arc::new(Inner {
-            name: old.name.clone(),
-            file: old.file.clone(),
-            adapters: [&old.adapters[..], adapters].concat(),
-            read: old.read,
-            device: Weights::Cpu(cpu.clone()),
-            cpu,
-            cache_writer: None,
-            tokenizer: Arc::clone(&old.tokenizer),
-            template: old.template,
-            pooling: old.pooling.clone(),
-            options: old.options,
-            kv: old.kv,
-            attention: old.attention,
-            readings: old.readings.clone(),
-            fallback: old.fallback.clone(),
-            vocabulary: Arc::clone(&old.vocabulary),
-            format: old.format,
-            weight_bytes: old.weight_bytes + factors,
-            load_time: old.load_time,
-            fingerprint: OnceLock::new(),
-        })))
-    }
 }
 
 /// Applies `adapters` to `model`.
