@@ -197,27 +197,36 @@ pub(crate) struct AdapterArgs {
     /// Apply an adapter (LoRA), a GGUF file or a folder that PEFT has saved, at SCALE, or 1 without one; several add up; CPU
     /// only
     #[arg(long, value_name = "FILE[=SCALE]", value_parser = str::parse::<Lora>)]
-    lora: Vec<Lora>,
+    pub(crate) lora: Vec<Lora>,
 }
 
 /// An adapter, and the scale at which it is applied.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Lora {
-    path: PathBuf,
-    scale: f32,
+    /// Requests ask for it by this name; without one, it is always applied.
+    pub(crate) name: Option<String>,
+    pub(crate) path: PathBuf,
+    pub(crate) scale: f32,
+}
+
+impl Lora {
+    /// Reads the scale at the end of a file's name.
+    pub(crate) fn read(name: Option<&str>, text: &str, expected: &str) -> std::result::Result<Self, String> {
+        // A file's name may have the sign, too.
+        let (path, scale) = match text.rsplit_once('=') {
+            Some((path, scale)) if !Path::new(text).exists() => (path, scale),
+            _ => (text, "1"),
+        };
+        let scale = number(scale, |_| true, expected)?;
+        Ok(Lora { name: name.map(String::from), path: path.into(), scale })
+    }
 }
 
 impl FromStr for Lora {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        // A name may have the sign, too.
-        let (path, scale) = match text.rsplit_once('=') {
-            Some((path, scale)) if !Path::new(text).exists() => (path, scale),
-            _ => (text, "1"),
-        };
-        let scale = number(scale, |_| true, "FILE=SCALE, whose scale is a finite number")?;
-        Ok(Lora { path: path.into(), scale })
+        Lora::read(None, text, "FILE=SCALE, whose scale is a finite number")
     }
 }
 
@@ -398,8 +407,8 @@ impl ModelArgs {
                 );
             })
             .id42(self.file.layout.id42);
-        for Lora { path, scale } in &self.adapters.lora {
-            builder = builder.adapter(path, *scale);
+        for lora in self.adapters.lora.iter().filter(|lora| lora.name.is_none()) {
+            builder = builder.adapter(&lora.path, lora.scale);
         }
         self.device.apply(self.engine.apply(builder))
     }

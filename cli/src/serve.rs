@@ -2,12 +2,12 @@
 
 use crate::args::byte_count;
 use crate::error::{CliError, Result};
-use crate::model::{ModelArgs, finish_caching, settings};
+use crate::model::{Lora, ModelArgs, finish_caching, settings};
 use crate::terminal::remark;
 use clap::Args;
-use shohin_server::{ServerOptions, StartError, serve};
+use shohin_server::{NamedAdapter, ServerOptions, StartError, is_adapter_name, serve};
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Maximum of --prompt-tokens: with a token of each of the other replies, at most 64, a step has no more than a device takes.
@@ -18,18 +18,25 @@ const PROMPT_TOKENS: i64 = 65_536 - 64;
 /// Answers /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings and /v1/models as OpenAI, and /v1/messages
 /// and /v1/messages/count_tokens as Anthropic, whole or streamed, with tools, JSON Schema and log-probabilities; /health and
 /// /metrics (Prometheus); and a page to chat at /. Replies are computed together: the weights are read once for all
-/// of them. Ctrl-C or SIGTERM lets the replies in progress end.
+/// of them. Adapters (LoRA) with a name apply where a request asks for them: as the model NAME, or in its field lora. Ctrl-C
+/// or SIGTERM lets the replies in progress end.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shohin serve
   shohin serve -m bonsai-1.7b --port 8000 --parallel 8 --kv q8
+  shohin serve -m base.gguf --lora poet=poet.gguf --lora sql=sql.gguf
   xdg-open http://127.0.0.1:8080/
   curl http://127.0.0.1:8080/v1/chat/completions \\
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
 
 Only programs on this machine can connect, unless --host is set; then set --api-key, too.
-TLS is not supported: put a proxy in front of it.")]
+TLS is not supported: put a proxy in front of it.",
+    mut_arg("lora", |lora| lora.value_name("[NAME=]FILE[=SCALE]").value_parser(adapter).help(
+        "Apply an adapter (LoRA), a GGUF file or a folder that PEFT has saved, at SCALE, or 1 without one, to all requests, or \
+         with NAME to those that ask for it; several add up; CPU only"
+    )),
+)]
 pub(crate) struct ServeArgs {
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -57,6 +64,9 @@ pub(crate) struct ServeArgs {
     /// prompts that begin like theirs [default: what --parallel contexts take]
     #[arg(long, value_name = "BYTES", value_parser = byte_count::<usize>)]
     prefix_cache: Option<usize>,
+    /// Folder of adapters that requests can load, see POST /v1/adapters [default: they can load none]
+    #[arg(long, value_name = "DIR")]
+    lora_dir: Option<PathBuf>,
     /// Maximum number of connections
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     connections: u16,
@@ -73,12 +83,28 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelArgs,
 }
 
+/// Parses `NAME=FILE` and `NAME=FILE=SCALE`; what can be `FILE` or `FILE=SCALE`, as other commands do.
+fn adapter(text: &str) -> std::result::Result<Lora, String> {
+    let exists = |path: &str| Path::new(path).exists();
+    if let Some((name, rest)) = text.split_once('=')
+        && is_adapter_name(name)
+        && !exists(name)
+        && !exists(text)
+        && (exists(rest) || !rest.is_empty() && rest.parse::<f32>().is_err())
+    {
+        return Lora::read(Some(name), rest, "NAME=FILE=SCALE, whose scale is a finite number");
+    }
+    text.parse()
+}
+
 pub(crate) fn run(args: &ServeArgs) -> Result {
     let model = &args.model;
     let name = args.name.clone().or_else(|| model.file.model.as_deref().and_then(file_name));
     let name = name.unwrap_or_else(|| "sprout".into());
     let mut options = ServerOptions::new(name);
     options.address = SocketAddr::new(args.host, args.port);
+    options.adapters = named(&model.adapters.lora);
+    options.adapter_folder = args.lora_dir.clone();
     options.key = args.api_key.clone();
     options.origins = args.cors.clone();
     options.replies = args.parallel.into();
@@ -96,16 +122,25 @@ pub(crate) fn run(args: &ServeArgs) -> Result {
         remark("(everyone who can reach this machine can send requests: no --api-key is set)");
     }
     let name = options.model.clone();
-    let told = settings(&loaded);
+    let adapters = options.adapters.iter().map(|adapter| format!(", {} on request", adapter.name));
+    let told = settings(&loaded) + &adapters.collect::<String>();
     serve(loaded, options, |address| {
         remark(format_args!("serving {name} ({told}) at http://{address}/v1, a page to chat at http://{address}/; Ctrl-C ends it"));
     })
     .map_err(refusal)
 }
 
+/// The adapters that requests ask for.
+fn named(all: &[Lora]) -> Vec<NamedAdapter> {
+    let named = |Lora { name, path, scale }: &Lora| {
+        Some(NamedAdapter { name: name.clone()?, path: path.clone(), scale: *scale })
+    };
+    all.iter().filter_map(named).collect()
+}
+
 fn refusal(error: StartError) -> CliError {
     match error {
-        StartError::Origin(_) | StartError::Key => CliError::usage(error),
+        StartError::Origin(_) | StartError::Key | StartError::Adapter(_) => CliError::usage(error),
         StartError::Model(error) => error.into(),
         error => CliError::new(error),
     }
@@ -124,8 +159,44 @@ fn file_name(path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::file_name;
+    use super::{adapter, file_name};
+    use crate::model::Lora;
     use std::path::Path;
+
+    #[test]
+    fn an_adapter_has_a_name_if_no_file_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, "").unwrap();
+            path.display().to_string()
+        };
+        let (a, signed) = (file("a.gguf"), file("b=0.5"));
+        let lora = |name: Option<&str>, path: &str, scale| Lora {
+            name: name.map(String::from),
+            path: path.into(),
+            scale,
+        };
+        for (text, expected) in [
+            (a.clone(), lora(None, &a, 1.0)),
+            (format!("{a}=0.5"), lora(None, &a, 0.5)),
+            (signed.clone(), lora(None, &signed, 1.0)),
+            (format!("{signed}=2"), lora(None, &signed, 2.0)),
+            (format!("poet={a}"), lora(Some("poet"), &a, 1.0)),
+            (format!("poet={a}=-2"), lora(Some("poet"), &a, -2.0)),
+            (format!("poet={signed}"), lora(Some("poet"), &signed, 1.0)),
+            ("poet=absent.gguf".into(), lora(Some("poet"), "absent.gguf", 1.0)),
+            // Files are looked for from the folder of this package on.
+            ("Cargo.toml=0.5".into(), lora(None, "Cargo.toml", 0.5)),
+            ("poet=0.5".into(), lora(None, "poet", 0.5)),
+            ("poet=src".into(), lora(Some("poet"), "src", 1.0)),
+        ] {
+            assert_eq!(adapter(&text), Ok(expected), "{text}");
+        }
+        for text in [format!("{a}=many"), format!("poet={a}=many"), "Cargo.toml=src".into(), "poet=".into()] {
+            assert!(adapter(&text).unwrap_err().contains("finite number"), "{text}");
+        }
+    }
 
     #[test]
     fn a_model_has_the_name_of_its_file() {

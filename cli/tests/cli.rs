@@ -1970,22 +1970,24 @@ fn a_chat_runs_the_programs_of_functions_that_may_run() {
     assert!(twice.contains("\"add\" has two programs"), "{twice}");
 }
 
-/// From the start to SIGTERM, with a request by hand.
+/// A server that listens, its first line, and its address.
 #[cfg(unix)]
-#[test]
-fn serve_answers_and_ends_when_it_is_asked_to() {
+fn serving(args: &[&str]) -> (std::process::Child, String, String) {
     use std::io::{BufRead, BufReader};
-    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
-    let mut server = shohin(&["serve", "--port", "0", "-m", nano, "--api-key", "k"]);
+    let mut server = shohin(&with(&["serve", "--port", "0"], args));
     let mut child = server.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
-    let line = said.next().unwrap().unwrap();
-    let address = line.split("http://").nth(1).unwrap().split("/v1").next().unwrap();
-    let body = r#"{"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}"#;
+    let line = BufReader::new(child.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+    let address = line.split("http://").nth(1).unwrap().split("/v1").next().unwrap().into();
+    (child, line, address)
+}
+
+/// The answer to a request by hand.
+#[cfg(unix)]
+fn asked(address: &str, path: &str, body: &str) -> Value {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     write!(
         stream,
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nConnection: close\r\n\
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\nConnection: close\r\n\
          Content-Length: {}\r\n\r\n{body}",
         body.len()
     )
@@ -1993,8 +1995,18 @@ fn serve_answers_and_ends_when_it_is_asked_to() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-    let reply: Value = serde_json::from_str(body).unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+    serde_json::from_str(body).unwrap()
+}
+
+/// From the start to SIGTERM.
+#[cfg(unix)]
+#[test]
+fn serve_answers_and_ends_when_it_is_asked_to() {
+    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
+    let (mut child, _, address) = serving(&["-m", nano, "--api-key", "k"]);
+    let body = r#"{"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}"#;
+    let reply = asked(&address, "/v1/chat/completions", body);
     let want = ok(&["run", "Hello!", "--preset", "greedy", "-m", nano]);
     assert_eq!(reply["choices"][0]["message"]["content"], want.trim());
     assert_eq!(reply["model"], "sprout-nano");
@@ -2010,12 +2022,65 @@ fn serve_answers_and_ends_when_it_is_asked_to() {
     let elsewhere = fails(&["serve", "-m", "absent.gguf", "--host", "192.0.2.1", "--api-key", "k"]);
     assert!(elsewhere.contains("cannot listen at 192.0.2.1"), "{elsewhere}");
     // The most is what a device takes with the most replies at once.
-    let many = ["serve", "-m", nano, "--port", "0", "--parallel", "64", "--prompt-tokens"];
-    assert!(refused(&[&many[..], &["65473"]].concat()).contains("65473 is not in 1..=65472"));
-    let mut server = shohin(&[&many[..], &["65472"]].concat());
-    let mut child = server.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let line = BufReader::new(child.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+    let many = ["-m", nano, "--parallel", "64", "--prompt-tokens"];
+    let refusal = refused(&with(&["serve"], &with(&many, &["65473"])));
+    assert!(refusal.contains("65473 is not in 1..=65472"));
+    let (mut child, line, _) = serving(&with(&many, &["65472"]));
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(line.starts_with("serving"), "{line}");
+}
+
+/// Each reply is what `run --lora` says.
+#[cfg(unix)]
+#[test]
+fn serve_applies_adapters_where_a_request_asks_for_them() {
+    let base = model();
+    let base = Gguf::parse(&base).unwrap();
+    let adapter = |seed| Adapter::random(&base, &["blk."], 4, 0.1, seed).to_vec();
+    let dir = tempfile::tempdir().unwrap();
+    let [poet, sql] = ["poet.gguf", "sql.gguf"].map(|name| dir.path().join(name).display().to_string());
+    fs::write(&poet, adapter(1)).unwrap();
+    fs::write(&sql, adapter(2)).unwrap();
+    let text = "What does a cow say?";
+    let run = |lora: &[&str]| {
+        let greedy = ["run", text, "--preset", "greedy", "-n", "16"];
+        let loras: Vec<&str> = lora.iter().flat_map(|one| ["--lora", one]).collect();
+        ok(&with(&greedy, &loras)).trim().to_string()
+    };
+    let (named, half) = (format!("poet={poet}"), format!("{sql}=0.5"));
+    let folder = dir.path().display().to_string();
+    let (mut child, line, address) = serving(&["--lora", &named, "--lora-dir", &folder, "--api-key", "k"]);
+    assert!(line.starts_with("serving sprout (") && line.contains(", poet on request)"), "{line}");
+    asked(&address, "/v1/adapters", r#"{"name": "sql", "path": "sql.gguf", "scale": 0.5}"#);
+    for (fields, lora) in [
+        ("", &[][..]),
+        (r#", "model": "sprout:poet""#, &[&*poet]),
+        (r#", "model": "sql""#, &[&*half]),
+        (r#", "lora": [{"name": "poet"}, {"id": 1}]"#, &[&*poet, &*half]),
+    ] {
+        let message = format!(r#""messages": [{{"role": "user", "content": "{text}"}}]"#);
+        let body = format!(r#"{{{message}, "temperature": 0, "max_tokens": 16{fields}}}"#);
+        let reply = asked(&address, "/v1/chat/completions", &body);
+        let said = reply["choices"][0]["message"]["content"].as_str().unwrap();
+        assert_eq!(said.trim(), run(lora), "{fields}");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    // One without a name applies to all.
+    let (mut child, line, address) = serving(&["--lora", &half, "--lora", &named]);
+    assert!(line.contains("sql.gguf at 0.5, poet on request)"), "{line}");
+    let body = format!(r#"{{"prompt": "{text}", "model": "poet", "temperature": 0, "max_tokens": 8}}"#);
+    let both = asked(&address, "/v1/completions", &body);
+    let raw = ["run", text, "--raw", "--preset", "greedy", "-n", "8", "--lora", &half, "--lora", &poet];
+    assert_eq!(both["choices"][0]["text"].as_str().unwrap().trim(), ok(&raw).trim());
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    assert!(misuse(&["serve", "--lora", &named, "--lora", &named]).contains("\"poet\" already"));
+    assert!(fails(&["serve", "--port", "0", "--lora", "poet=absent.gguf"]).contains("absent.gguf"));
+    assert!(fails(&["serve", "--port", "0", "--lora-dir", &poet]).contains("the folder of adapters"));
+    assert!(refused(&["serve", "--lora", &format!("{named}=many")]).contains("NAME=FILE=SCALE"));
+    assert!(refused(&["run", "x", "--lora", &named]).contains("FILE=SCALE, whose scale"));
 }

@@ -14,7 +14,7 @@ pub(crate) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
         return Ok(None);
     }
     let layer = CorsLayer::new()
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // The clients of OpenAI and Anthropic have many of their own.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([header::RETRY_AFTER]);

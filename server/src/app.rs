@@ -1,9 +1,11 @@
 //! What all requests share, and the way of a request to its reply.
 
-use crate::api::{Input, ModelInfo, PromptInput};
-use crate::engine::{self, Job, Update};
+use crate::adapters::{Adapters, Chosen, NamedAdapter};
+use crate::api::{AskedAdapter, Input, ModelInfo, PromptInput};
+use crate::engine::{self, Job, Task, Update};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
+use serde_json::Value;
 use shohin::core::chat::openai::CompletionId;
 use shohin::core::chat::{Chunk, Encoded, Finish, Prompt, TurnOptions, Usage};
 use shohin::{ChatMessage, Model};
@@ -19,7 +21,8 @@ pub(crate) struct App {
     pub(crate) key: Option<String>,
     /// Origins of pages that may ask.
     pub(crate) origins: Vec<String>,
-    pub(crate) jobs: std_mpsc::Sender<Job>,
+    pub(crate) adapters: Arc<Adapters>,
+    pub(crate) tasks: std_mpsc::Sender<Task>,
     pub(crate) permits: Arc<Semaphore>,
     /// Embeddings are computed one request at a time.
     pub(crate) embedding: Arc<Semaphore>,
@@ -33,16 +36,50 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn model_info(&self) -> ModelInfo<'_> {
-        let context = self.model.context().min(self.model.config().max_context_length);
-        ModelInfo { name: &self.name, context }
+    /// What is told of the model, and of it with each of its adapters.
+    pub(crate) fn models(&self) -> Vec<ModelInfo> {
+        let adapted = self.adapters.list();
+        let adapted = adapted.iter().map(|loaded| self.info(Some(loaded.name())));
+        [self.info(None)].into_iter().chain(adapted).collect()
     }
 
-    pub(crate) fn check_name(&self, asked: Option<&String>) -> Result<(), ApiError> {
-        match asked.filter(|asked| **asked != self.name) {
-            Some(asked) => Err(ApiError::UnknownModel { asked: asked.clone(), have: self.name.clone() }),
-            None => Ok(()),
+    /// What is told of the model of this name.
+    pub(crate) fn model_info(&self, asked: &str) -> Result<ModelInfo, ApiError> {
+        if asked == self.name {
+            return Ok(self.info(None));
         }
+        let loaded = self.adapters.of_model(&self.name, asked);
+        let loaded = loaded.ok_or_else(|| self.adapters.unknown_model(&self.name, asked))?;
+        Ok(self.info(Some(loaded.name())))
+    }
+
+    fn info(&self, adapter: Option<&str>) -> ModelInfo {
+        let context = self.model.context().min(self.model.config().max_context_length);
+        let name = adapter.map_or(self.name.clone(), |adapter| format!("{}:{adapter}", self.name));
+        ModelInfo { name, parent: adapter.map(|_| self.name.clone()), context }
+    }
+
+    /// The adapters of a request that names this model, and these adapters in the place of the model's.
+    pub(crate) fn choose(
+        &self,
+        model: Option<&String>,
+        asked: Option<Vec<AskedAdapter>>,
+    ) -> Result<Chosen, ApiError> {
+        self.adapters.choose(&self.name, model, asked)
+    }
+
+    /// Loads an adapter of the folder, on a thread that may take its time.
+    pub(crate) async fn load_adapter(&self, named: NamedAdapter) -> Result<Value, ApiError> {
+        let permit = self.permit()?;
+        let (model, adapters) = (self.model.clone(), Arc::clone(&self.adapters));
+        keep(permit, move || adapters.load(&model, named)).await?.0
+    }
+
+    /// Unloads an adapter, whose memory is free when its last reply has ended.
+    pub(crate) fn unload_adapter(&self, name: &str) -> Result<(), ApiError> {
+        self.adapters.unload(name)?;
+        self.metrics.forget_adapter(name);
+        self.tasks.send(Task::Tidy).map_err(|_| ApiError::Stopped)
     }
 
     /// A permit for a request, unless the server shuts down.
@@ -100,9 +137,9 @@ impl App {
     }
 
     /// What tells the next answer apart.
-    pub(crate) fn id(&self) -> CompletionId {
+    pub(crate) fn id(&self, adapters: &Chosen) -> CompletionId {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        CompletionId { id: format!("{:016x}", random()), created, model: self.name.clone() }
+        CompletionId { id: format!("{:016x}", random()), created, model: adapters.name(&self.name) }
     }
 
     /// Asks for a reply, and waits until its first part is there: what is wrong with the request is known then.
@@ -111,6 +148,7 @@ impl App {
         prompt: PromptInput,
         options: &TurnOptions,
         seed: Option<u64>,
+        adapters: Chosen,
     ) -> Result<Updates, ApiError> {
         let permit = self.permit()?;
         let deadline = Instant::now() + self.time;
@@ -128,8 +166,8 @@ impl App {
         // A number that other programs' JSON can hold.
         options.sampler.seed = seed.unwrap_or_else(|| random() >> 32);
         let (sender, receiver) = engine::channel();
-        let job = Job { prompt, options, updates: sender, deadline, permit };
-        self.jobs.send(job).map_err(|_| ApiError::Stopped)?;
+        let job = Job { prompt, options, adapters, updates: sender, deadline, permit };
+        self.tasks.send(Task::Reply(job)).map_err(|_| ApiError::Stopped)?;
         let mut updates = Updates { receiver, first: None, prompt: Usage::default() };
         updates.first = match updates.next().await {
             Update::Failed(error) => return Err(error),

@@ -1,9 +1,10 @@
 //! The thread that computes all replies.
 
+use crate::adapters::{Chosen, Loaded};
 use crate::error::ApiError;
-use crate::metrics::Metrics;
+use crate::metrics::{Load, Metrics};
 use shohin::core::chat::{Chunk, Event, Finish, Prompt, ReplyId, TurnOptions, Usage};
-use shohin::{Error, Scheduler};
+use shohin::{Error, Model, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{self as std_mpsc, TryRecvError};
@@ -30,10 +31,18 @@ const LOGPROB: usize = 128;
 /// How long the thread sleeps when every reply waits for its reader.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// What the thread is asked for.
+pub(crate) enum Task {
+    Reply(Job),
+    /// Nothing: an adapter was unloaded.
+    Tidy,
+}
+
 /// A request for a reply.
 pub(crate) struct Job {
     pub(crate) prompt: Prompt,
     pub(crate) options: TurnOptions,
+    pub(crate) adapters: Chosen,
     pub(crate) updates: Sender,
     /// When it is given up.
     pub(crate) deadline: Instant,
@@ -144,53 +153,213 @@ impl Active {
     }
 }
 
+/// Replies with the same adapters, which are computed together.
+struct Set {
+    adapters: Chosen,
+    scheduler: Scheduler,
+    active: BTreeMap<ReplyId, Active>,
+}
+
+impl Set {
+    fn begin(&mut self, job: Job) {
+        let Job { prompt, options, adapters: _, updates, deadline, permit } = job;
+        match self.scheduler.begin(prompt, &options) {
+            Ok(id) => {
+                let started = Instant::now();
+                let (chunk, end, has_begun) = (Chunk::default(), None, false);
+                let reply = Active { updates, deadline, chunk, end, started, has_begun, _permit: permit };
+                self.active.insert(id, reply);
+            }
+            Err(error) => updates.send(Update::Failed(ApiError::Model(error))),
+        }
+    }
+
+    /// Ends what nobody waits for, and what `error` gives a reason for by its deadline.
+    fn give_up(&mut self, metrics: &Metrics, error: impl Fn(Instant) -> Option<ApiError>) {
+        let ends = |reply: &Active| reply.updates.is_closed() || error(reply.deadline).is_some();
+        let ended: Vec<ReplyId> =
+            self.active.iter().filter(|(_, reply)| ends(reply)).map(|(id, _)| *id).collect();
+        for id in ended {
+            let Some(reply) = self.active.remove(&id) else { continue };
+            self.cancel(id, metrics);
+            match error(reply.deadline) {
+                Some(error) => reply.fail(error),
+                None => metrics.count_cancelled(),
+            }
+        }
+    }
+
+    /// Ends a reply as it is, and counts its tokens.
+    fn cancel(&mut self, id: ReplyId, metrics: &Metrics) {
+        let Some(mut usage) = self.scheduler.usage(id) else { return };
+        self.scheduler.cancel(id);
+        if usage.completion_tokens == 0 {
+            // How much of its prompt was computed is not known.
+            usage.prompt_tokens = usage.cached_tokens;
+        }
+        metrics.count_reply(&usage, &self.adapters);
+    }
+
+    /// Computes once, and sends what has come of it.
+    fn step(&mut self, metrics: &Metrics) -> bool {
+        let active = &mut self.active;
+        let open: Vec<ReplyId> =
+            active.iter().filter(|(_, reply)| reply.has_room()).map(|(id, _)| *id).collect();
+        let stepped = self.scheduler.step(&mut |id| open.contains(&id), &mut |id, event| {
+            let Some(reply) = active.get_mut(&id) else { return };
+            match event {
+                Event::Piece(piece) => reply.chunk.push(&piece),
+                Event::End(finish) => reply.end = Some(Update::End(Box::new(finish))),
+                Event::Failed(error) => reply.end = Some(Update::Failed(ApiError::Model(error.into()))),
+            }
+        });
+        let computed = match stepped {
+            Ok(computed) => computed,
+            Err(error) => {
+                self.fail_all(metrics, &error);
+                return false;
+            }
+        };
+        let usage = |id, end: Option<&Update>| match end {
+            Some(Update::End(finish)) => Some(finish.usage),
+            _ => self.scheduler.usage(id),
+        };
+        active.retain(|id, reply| {
+            if reply.is_due() {
+                if !reply.has_begun {
+                    reply.has_begun = true;
+                    metrics.count_first_token(reply.started.elapsed());
+                    if let Some(usage) = usage(*id, reply.end.as_ref()) {
+                        reply.updates.send(Update::Begun(Usage { completion_tokens: 0, ..usage }));
+                    }
+                }
+                reply.updates.send(Update::Chunk(std::mem::take(&mut reply.chunk)));
+            }
+            let Some(end) = reply.end.take() else { return true };
+            if let Update::End(finish) = &end {
+                metrics.count_reply(&finish.usage, &self.adapters);
+            }
+            reply.updates.send(end);
+            false
+        });
+        computed
+    }
+
+    /// Ends all replies when the device has failed.
+    fn fail_all(&mut self, metrics: &Metrics, error: &Error) {
+        let problem = error.to_string();
+        for (id, reply) in std::mem::take(&mut self.active) {
+            self.cancel(id, metrics);
+            reply.fail(ApiError::Device(problem.clone()));
+        }
+    }
+}
+
+/// Sizes of what the thread computes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Maximum number of replies at once, and of sets of adapters.
+    pub(crate) replies: usize,
+    /// Maximum number of tokens of prompts per step and set.
+    pub(crate) prompt_tokens: usize,
+    /// As [`ServerOptions::prefix_cache`](crate::ServerOptions::prefix_cache).
+    pub(crate) cache_bytes: Option<usize>,
+}
+
 pub(crate) struct Engine {
-    pub(crate) scheduler: Scheduler,
-    pub(crate) jobs: std_mpsc::Receiver<Job>,
-    pub(crate) metrics: Arc<Metrics>,
+    model: Model,
+    sizes: Sizes,
+    /// Bytes of the keys and values of all sets up to which those of ended replies are kept.
+    room: usize,
+    /// Those used last at the end.
+    sets: Vec<Set>,
+    tasks: std_mpsc::Receiver<Task>,
+    metrics: Arc<Metrics>,
     /// Set when the server shuts down: when all that is left is given up.
-    pub(crate) last: Arc<OnceLock<Instant>>,
-    pub(crate) queue: VecDeque<Job>,
+    last: Arc<OnceLock<Instant>>,
+    queue: VecDeque<Job>,
 }
 
 impl Engine {
+    /// Finds out whether the model can be computed with these sizes.
+    pub(crate) fn new(
+        model: Model,
+        sizes: Sizes,
+        tasks: std_mpsc::Receiver<Task>,
+        metrics: Arc<Metrics>,
+        last: Arc<OnceLock<Instant>>,
+    ) -> shohin::Result<Engine> {
+        // Models with adapters run on the CPU: with another device there is one set.
+        let context = || model.memory_plan(model.context()).map_or(0, |plan| plan.kv);
+        let room = sizes.cache_bytes.unwrap_or_else(|| sizes.replies.saturating_mul(context()));
+        let (sets, queue) = (Vec::new(), VecDeque::new());
+        let mut engine = Engine { model, sizes, room, sets, tasks, metrics, last, queue };
+        engine.set(&Chosen::default())?;
+        engine.share_room();
+        Ok(engine)
+    }
+
     /// Computes until there is nobody left who could ask.
     pub(crate) fn run(mut self) {
-        let mut active: BTreeMap<ReplyId, Active> = BTreeMap::new();
         loop {
-            if !self.take_jobs(active.is_empty()) && active.is_empty() && self.queue.is_empty() {
+            if !self.take_tasks() && self.active() == 0 && self.queue.is_empty() {
                 return;
             }
-            self.give_up(&mut active);
-            self.begin(&mut active);
-            let computed = self.step(&mut active);
-            let held = (self.scheduler.held_tokens(), self.scheduler.cache_bytes());
-            self.metrics.set_load(active.len(), self.queue.len(), held);
-            if !computed && !active.is_empty() {
+            self.give_up();
+            self.begin();
+            let computed = self.step();
+            let is_unneeded =
+                |set: &Set| set.active.is_empty() && set.adapters.adapters().any(Loaded::is_unloaded);
+            self.sets.retain(|set| !is_unneeded(set));
+            self.metrics.set_load(&self.load());
+            if !computed && self.active() > 0 {
                 std::thread::sleep(PAUSE);
             }
         }
     }
 
+    /// The number of replies in progress.
+    fn active(&self) -> usize {
+        self.sets.iter().map(|set| set.active.len()).sum()
+    }
+
+    fn load(&self) -> Load {
+        let schedulers = || self.sets.iter().map(|set| &set.scheduler);
+        Load {
+            replies: self.active(),
+            queued: self.queue.len(),
+            held_tokens: schedulers().map(Scheduler::held_tokens).sum(),
+            cache_bytes: schedulers().map(Scheduler::cache_bytes).sum(),
+            adapter_sets: self.sets.len(),
+        }
+    }
+
     /// Takes what has been asked; waits for something if there is nothing to do. Returns false if nobody can ask.
-    fn take_jobs(&mut self, idle: bool) -> bool {
-        if idle && self.queue.is_empty() {
-            match self.jobs.recv() {
-                Ok(job) => self.queue.push_back(job),
+    fn take_tasks(&mut self) -> bool {
+        if self.active() == 0 && self.queue.is_empty() {
+            match self.tasks.recv() {
+                Ok(task) => self.take(task),
                 Err(_) => return false,
             }
         }
         loop {
-            match self.jobs.try_recv() {
-                Ok(job) => self.queue.push_back(job),
+            match self.tasks.try_recv() {
+                Ok(task) => self.take(task),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
         }
     }
 
+    fn take(&mut self, task: Task) {
+        match task {
+            Task::Reply(job) => self.queue.push_back(job),
+            Task::Tidy => {}
+        }
+    }
+
     /// Ends what nobody waits for, and what has taken too long.
-    fn give_up(&mut self, active: &mut BTreeMap<ReplyId, Active>) {
+    fn give_up(&mut self) {
         let now = Instant::now();
         let is_over = self.last.get().is_some_and(|last| now >= *last);
         let error = |deadline: Instant| match (is_over, now >= deadline) {
@@ -205,104 +374,72 @@ impl Engine {
             }
             None => !job.updates.is_closed(),
         });
-        let ends = |reply: &Active| reply.updates.is_closed() || error(reply.deadline).is_some();
-        let ended: Vec<ReplyId> = active.iter().filter(|(_, reply)| ends(reply)).map(|(id, _)| *id).collect();
-        for (id, reply) in ended.into_iter().filter_map(|id| active.remove_entry(&id)) {
-            self.cancel(id);
-            match error(reply.deadline) {
-                Some(error) => reply.fail(error),
-                None => self.metrics.count_cancelled(),
-            }
-        }
+        self.sets.iter_mut().for_each(|set| set.give_up(&self.metrics, error));
     }
 
-    /// Ends a reply as it is, and counts its tokens.
-    fn cancel(&mut self, id: ReplyId) {
-        let Some(mut usage) = self.scheduler.usage(id) else { return };
-        self.scheduler.cancel(id);
-        if usage.completion_tokens == 0 {
-            // How much of its prompt was computed is not known.
-            usage.prompt_tokens = usage.cached_tokens;
-        }
-        self.metrics.count_reply(&usage);
-    }
-
-    /// Begins replies while there is room for them. A prompt that begins like one which is being computed waits for it:
-    /// what they have in common is computed once.
-    fn begin(&mut self, active: &mut BTreeMap<ReplyId, Active>) {
+    /// Begins replies while there is room for them. A prompt that begins like one which is being computed with the same
+    /// adapters waits for it: what they have in common is computed once.
+    fn begin(&mut self) {
         let mut waiting = 0;
-        while !self.scheduler.is_full()
+        while self.active() < self.sizes.replies
             && let Some(job) = self.queue.get(waiting)
         {
-            if matches!(&job.prompt, Prompt::Encoded(prompt) if self.scheduler.comes_soon(prompt)) {
+            let set = self.sets.iter().find(|set| set.adapters == job.adapters);
+            let comes_soon = |prompt| set.is_some_and(|set| set.scheduler.comes_soon(prompt));
+            if matches!(&job.prompt, Prompt::Encoded(prompt) if comes_soon(prompt)) {
                 waiting += 1;
                 continue;
             }
-            let Some(Job { prompt, options, updates, deadline, permit }) = self.queue.remove(waiting) else {
-                return;
-            };
-            match self.scheduler.begin(prompt, &options) {
-                Ok(id) => {
-                    let started = Instant::now();
-                    let (chunk, end, has_begun) = (Chunk::default(), None, false);
-                    let reply = Active { updates, deadline, chunk, end, started, has_begun, _permit: permit };
-                    active.insert(id, reply);
-                }
-                Err(error) => updates.send(Update::Failed(ApiError::Model(error))),
+            let Some(job) = self.queue.remove(waiting) else { return };
+            match self.set(&job.adapters) {
+                Ok(set) => set.begin(job),
+                Err(error) => job.updates.send(Update::Failed(ApiError::Model(error))),
             }
+            self.share_room();
         }
     }
 
-    /// Computes once, and sends what has come of it.
-    fn step(&mut self, active: &mut BTreeMap<ReplyId, Active>) -> bool {
-        let open: Vec<ReplyId> =
-            active.iter().filter(|(_, reply)| reply.has_room()).map(|(id, _)| *id).collect();
-        let stepped = self.scheduler.step(&mut |id| open.contains(&id), &mut |id, event| {
-            let Some(reply) = active.get_mut(&id) else { return };
-            match event {
-                Event::Piece(piece) => reply.chunk.push(&piece),
-                Event::End(finish) => reply.end = Some(Update::End(Box::new(finish))),
-                Event::Failed(error) => reply.end = Some(Update::Failed(ApiError::Model(error.into()))),
-            }
-        });
-        let computed = match stepped {
-            Ok(computed) => computed,
-            Err(error) => {
-                self.fail_all(active, &error);
-                return false;
-            }
-        };
-        let usage = |id, end: Option<&Update>| match end {
-            Some(Update::End(finish)) => Some(finish.usage),
-            _ => self.scheduler.usage(id),
-        };
-        active.retain(|id, reply| {
-            if reply.is_due() {
-                if !reply.has_begun {
-                    reply.has_begun = true;
-                    self.metrics.count_first_token(reply.started.elapsed());
-                    if let Some(usage) = usage(*id, reply.end.as_ref()) {
-                        reply.updates.send(Update::Begun(Usage { completion_tokens: 0, ..usage }));
-                    }
+    /// The set with these adapters, which is made if there is none. With as many as there may be, the one without replies
+    /// that was not used for longest is dropped.
+    fn set(&mut self, adapters: &Chosen) -> shohin::Result<&mut Set> {
+        let set = match self.sets.iter().position(|set| set.adapters == *adapters) {
+            Some(at) => self.sets.remove(at),
+            None => {
+                // Fewer replies are in progress than there may be sets.
+                if self.sets.len() >= self.sizes.replies
+                    && let Some(idle) = self.sets.iter().position(|set| set.active.is_empty())
+                {
+                    self.sets.remove(idle);
                 }
-                reply.updates.send(Update::Chunk(std::mem::take(&mut reply.chunk)));
+                let Sizes { replies, prompt_tokens, .. } = self.sizes;
+                let scheduler = adapters.apply(&self.model)?.scheduler(replies, prompt_tokens)?;
+                Set { adapters: adapters.clone(), scheduler, active: BTreeMap::new() }
             }
-            let Some(end) = reply.end.take() else { return true };
-            if let Update::End(finish) = &end {
-                self.metrics.count_reply(&finish.usage);
-            }
-            reply.updates.send(end);
-            false
-        });
+        };
+        Ok(self.sets.push_mut(set))
+    }
+
+    /// Lets each set keep of its ended replies what the others leave room for. Those that were not used for longest give up
+    /// theirs first.
+    fn share_room(&mut self) {
+        if let [set] = self.sets.as_mut_slice() {
+            return set.scheduler.set_cache_bytes(self.sizes.cache_bytes);
+        }
+        let mut all: usize = self.sets.iter().map(|set| set.scheduler.cache_bytes()).sum();
+        for set in &mut self.sets {
+            let others = all - set.scheduler.cache_bytes();
+            set.scheduler.set_cache_bytes(Some(self.room.saturating_sub(others)));
+            all = others + set.scheduler.cache_bytes();
+        }
+    }
+
+    /// Computes once for each set in turn, and sends what has come of it.
+    fn step(&mut self) -> bool {
+        let mut computed = false;
+        for at in 0..self.sets.len() {
+            computed |= self.sets[at].step(&self.metrics);
+            self.share_room();
+        }
         computed
-    }
-
-    /// Ends all replies when the device has failed.
-    fn fail_all(&mut self, active: &mut BTreeMap<ReplyId, Active>, error: &Error) {
-        let problem = error.to_string();
-        for (id, reply) in std::mem::take(active) {
-            self.cancel(id);
-            reply.fail(ApiError::Device(problem.clone()));
-        }
     }
 }

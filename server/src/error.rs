@@ -23,7 +23,11 @@ pub(crate) enum ApiError {
     /// Its body could not be read, or is too long.
     Body(StatusCode, String),
     /// It names another model.
-    UnknownModel { asked: String, have: String },
+    UnknownModel { asked: String, have: String, adapted: Vec<String> },
+    /// It names an adapter that is not loaded.
+    UnknownAdapter { asked: String, have: Vec<String> },
+    /// It loads an adapter, but no folder is set of which.
+    NoFolder,
     /// There is nothing at its path.
     NotFound(String),
     /// There is something at its path, but not for its method.
@@ -80,10 +84,12 @@ impl ApiError {
             | ApiError::Option(_)
             | ApiError::Encoding => StatusCode::BAD_REQUEST,
             ApiError::Body(status, _) => *status,
-            ApiError::UnknownModel { .. } | ApiError::NotFound(_) => StatusCode::NOT_FOUND,
+            ApiError::UnknownModel { .. } | ApiError::UnknownAdapter { .. } | ApiError::NotFound(_) => {
+                StatusCode::NOT_FOUND
+            }
             ApiError::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             ApiError::Unauthorized => StatusCode::UNAUTHORIZED,
-            ApiError::Origin(_) | ApiError::Host(_) => StatusCode::FORBIDDEN,
+            ApiError::Origin(_) | ApiError::Host(_) | ApiError::NoFolder => StatusCode::FORBIDDEN,
             ApiError::Busy => StatusCode::TOO_MANY_REQUESTS,
             ApiError::TimedOut => StatusCode::GATEWAY_TIMEOUT,
             ApiError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
@@ -101,8 +107,15 @@ impl ApiError {
             ApiError::Option(error) => error.to_string(),
             ApiError::Encoding => "the request is not UTF-8".into(),
             ApiError::Body(_, problem) | ApiError::Device(problem) => problem.clone(),
-            ApiError::UnknownModel { asked, have } => {
-                format!("the model {asked:?} is not here, expected {have:?}")
+            ApiError::UnknownModel { asked, have, adapted } => {
+                let adapted: String = adapted.iter().map(|name| format!(" or {name:?}")).collect();
+                format!("the model {asked:?} is not here, expected {have:?}{adapted}")
+            }
+            ApiError::UnknownAdapter { asked, have } => {
+                format!("the adapter {asked:?} is not loaded, expected one of {have:?}")
+            }
+            ApiError::NoFolder => {
+                "adapters cannot be loaded by request, expected a server with --lora-dir".into()
             }
             ApiError::NotFound(path) => format!("there is nothing at {path}"),
             ApiError::Method(path) => format!("{path} has no such method"),

@@ -7,7 +7,8 @@
 //! | `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's Messages |
 //! | `POST /v1/completions` | continuations of a text |
 //! | `POST /v1/embeddings` | vectors of texts |
-//! | `GET /v1/models` | the model |
+//! | `GET /v1/models` | the model, and the model with each adapter |
+//! | `GET`, `POST /v1/adapters`, `DELETE /v1/adapters/NAME` | adapters (LoRA) that requests ask for |
 //! | `GET /` | a page to chat |
 //! | `GET /health`, `GET /metrics` | whether it answers; counts for Prometheus |
 //!
@@ -15,6 +16,7 @@
 //! beyond [`ServerOptions::replies`] wait in a queue, and beyond [`ServerOptions::queue`] are refused with status 429.
 
 mod access;
+mod adapters;
 mod api;
 mod app;
 mod connections;
@@ -24,14 +26,17 @@ mod metrics;
 mod page;
 mod routes;
 
+pub use adapters::{NamedAdapter, is_adapter_name};
 pub use api::read_requests;
+
+use adapters::Adapters;
 use app::App;
-use engine::Engine;
+use engine::{Engine, Sizes};
 use metrics::Metrics;
 use shohin::Model;
-use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,11 +51,16 @@ pub struct ServerOptions {
     pub address: SocketAddr,
     /// The model's name in requests and answers.
     pub model: String,
+    /// Adapters (LoRA) that apply where a request asks for them, on the CPU only.
+    pub adapters: Vec<NamedAdapter>,
+    /// A folder of which requests can load adapters; `None`: they cannot.
+    pub adapter_folder: Option<PathBuf>,
     /// A key that requests must have, but for `/health`.
     pub key: Option<String>,
     /// Origins of pages that may ask; none by default.
     pub origins: Vec<String>,
-    /// Maximum number of replies computed at once, at most 64. Each has the model's context.
+    /// Maximum number of replies computed at once, at most 64. Each has the model's context. As many sets of adapters are in
+    /// memory at most.
     pub replies: usize,
     /// Maximum number of requests that wait.
     pub queue: usize,
@@ -75,6 +85,8 @@ impl ServerOptions {
         ServerOptions {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             model: model.into(),
+            adapters: Vec::new(),
+            adapter_folder: None,
             key: None,
             origins: Vec::new(),
             replies: 4,
@@ -91,9 +103,11 @@ impl ServerOptions {
     /// Finds what would keep a server from starting, before a model is loaded for it.
     ///
     /// # Errors
-    /// [`StartError::Key`], [`StartError::Origin`], and [`StartError::Listen`] if the address is taken now.
+    /// [`StartError::Key`], [`StartError::Origin`], [`StartError::Adapter`], [`StartError::Folder`], and
+    /// [`StartError::Listen`] if the address is taken now.
     pub fn check(&self) -> Result<(), StartError> {
         self.check_access()?;
+        self.check_adapters()?;
         let listener = std::net::TcpListener::bind(self.address);
         listener.map(drop).map_err(|error| StartError::Listen(self.address, error))
     }
@@ -104,6 +118,23 @@ impl ServerOptions {
             return Err(StartError::Key);
         }
         access::cors(&self.origins).map(drop).map_err(StartError::Origin)
+    }
+
+    /// Checks the adapters' names and scales. Returns the folder without links in its path.
+    fn check_adapters(&self) -> Result<Option<PathBuf>, StartError> {
+        for (i, named) in self.adapters.iter().enumerate() {
+            let others = self.adapters[..i].iter().map(|other| other.name.as_str());
+            adapters::check_name(&named.name, others).map_err(StartError::Adapter)?;
+            if !named.scale.is_finite() {
+                let (name, scale) = (&named.name, named.scale);
+                let problem =
+                    format!("the scale of the adapter {name:?} is {scale}, expected a finite number");
+                return Err(StartError::Adapter(problem));
+            }
+        }
+        let found =
+            |path: &PathBuf| adapters::folder(path).map_err(|error| StartError::Folder(path.clone(), error));
+        self.adapter_folder.as_ref().map(found).transpose()
     }
 }
 
@@ -179,7 +210,11 @@ pub enum StartError {
     Origin(String),
     /// The key has characters that no header can have.
     Key,
-    /// The options do not fit the model, or there is no memory.
+    /// An adapter has a name that none can have or that of another one, or a scale that is not finite.
+    Adapter(String),
+    /// The folder of adapters cannot be read.
+    Folder(PathBuf, io::Error),
+    /// The options or an adapter do not fit the model, or there is no memory.
     Model(shohin::Error),
     /// There is no thread for it.
     Thread(io::Error),
@@ -196,6 +231,10 @@ impl std::fmt::Display for StartError {
                 write!(f, "the origin is {origin:?}, expected one such as https://example.com, or *")
             }
             StartError::Key => f.write_str("the key must be visible ASCII characters"),
+            StartError::Adapter(problem) => f.write_str(problem),
+            StartError::Folder(path, error) => {
+                write!(f, "cannot read the folder of adapters {}: {error}", path.display())
+            }
             StartError::Model(error) => error.fmt(f),
             StartError::Thread(error) => write!(f, "cannot start a thread: {error}"),
         }
@@ -211,24 +250,19 @@ impl Server {
     /// [`StartError`].
     pub async fn bind(model: Model, options: ServerOptions) -> Result<Server, StartError> {
         options.check_access()?;
+        let folder = options.check_adapters()?;
+        let adapters = Adapters::open(&model, &options.adapters, folder).map_err(StartError::Model)?;
         let prompt_tokens = options.prompt_tokens.unwrap_or_else(|| model.prompt_tokens(options.replies));
-        let scheduler = model.scheduler(options.replies, prompt_tokens);
-        let mut scheduler = scheduler.map_err(StartError::Model)?;
-        scheduler.set_cache_bytes(options.prefix_cache);
+        let sizes = Sizes { replies: options.replies, prompt_tokens, cache_bytes: options.prefix_cache };
+        let (sender, tasks) = mpsc::channel();
+        let (metrics, last) = (Arc::new(Metrics::default()), Arc::new(OnceLock::new()));
+        let engine = Engine::new(model.clone(), sizes, tasks, Arc::clone(&metrics), Arc::clone(&last));
+        let engine = engine.map_err(StartError::Model)?;
         let failed = |error| StartError::Listen(options.address, error);
         let listener = connections::listen(options.address).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let (sender, jobs) = mpsc::channel();
-        let (metrics, last) = (Arc::new(Metrics::default()), Arc::new(OnceLock::new()));
         let runs = Arc::new(());
         let is_running = Arc::downgrade(&runs);
-        let engine = Engine {
-            scheduler,
-            jobs,
-            metrics: Arc::clone(&metrics),
-            last: Arc::clone(&last),
-            queue: VecDeque::new(),
-        };
         let engine = thread::Builder::new()
             .name("shohin-engine".into())
             .spawn(move || {
@@ -243,7 +277,8 @@ impl Server {
             name: options.model,
             key: options.key,
             origins: options.origins.clone(),
-            jobs: sender,
+            adapters: Arc::new(adapters),
+            tasks: sender,
             permits: Arc::new(Semaphore::new(permits)),
             embedding: Arc::new(Semaphore::new(1)),
             metrics,

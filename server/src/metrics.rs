@@ -1,5 +1,6 @@
 //! Counts for Prometheus.
 
+use crate::adapters::Chosen;
 use shohin::core::chat::Usage;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,6 +13,8 @@ use std::time::Duration;
 pub(crate) struct Metrics {
     /// Answers by path and status.
     answers: Mutex<BTreeMap<(&'static str, u16), u64>>,
+    /// Tokens of replies by adapter.
+    adapters: Mutex<BTreeMap<String, u64>>,
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
     completion_tokens: AtomicU64,
@@ -23,6 +26,19 @@ pub(crate) struct Metrics {
     queued: AtomicU64,
     held_tokens: AtomicU64,
     cache_bytes: AtomicU64,
+    adapter_sets: AtomicU64,
+}
+
+/// What the server does now.
+pub(crate) struct Load {
+    pub(crate) replies: usize,
+    pub(crate) queued: usize,
+    /// Tokens whose keys and values are held.
+    pub(crate) held_tokens: usize,
+    /// Bytes of these.
+    pub(crate) cache_bytes: usize,
+    /// Sets of adapters that are in memory.
+    pub(crate) adapter_sets: usize,
 }
 
 impl Metrics {
@@ -31,11 +47,20 @@ impl Metrics {
         *answers.entry((path, status)).or_default() += 1;
     }
 
-    pub(crate) fn count_reply(&self, usage: &Usage) {
+    pub(crate) fn count_reply(&self, usage: &Usage, adapters: &Chosen) {
         let computed = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
         self.prompt_tokens.fetch_add(computed as u64, Relaxed);
         self.cached_tokens.fetch_add(usage.cached_tokens as u64, Relaxed);
         self.completion_tokens.fetch_add(usage.completion_tokens as u64, Relaxed);
+        let mut tokens = self.adapters.lock().unwrap_or_else(PoisonError::into_inner);
+        for adapter in adapters.adapters().filter(|adapter| !adapter.is_unloaded()) {
+            *tokens.entry(adapter.name().into()).or_default() += usage.completion_tokens as u64;
+        }
+    }
+
+    /// Leaves out an adapter that is unloaded.
+    pub(crate) fn forget_adapter(&self, name: &str) {
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
 
     pub(crate) fn count_first_token(&self, after: Duration) {
@@ -47,12 +72,13 @@ impl Metrics {
         self.cancelled.fetch_add(1, Relaxed);
     }
 
-    /// `held` are the tokens whose keys and values are held, and the bytes of these.
-    pub(crate) fn set_load(&self, replies: usize, queued: usize, held: (usize, usize)) {
+    pub(crate) fn set_load(&self, load: &Load) {
+        let Load { replies, queued, held_tokens, cache_bytes, adapter_sets } = *load;
         self.replies.store(replies as u64, Relaxed);
         self.queued.store(queued as u64, Relaxed);
-        self.held_tokens.store(held.0 as u64, Relaxed);
-        self.cache_bytes.store(held.1 as u64, Relaxed);
+        self.held_tokens.store(held_tokens as u64, Relaxed);
+        self.cache_bytes.store(cache_bytes as u64, Relaxed);
+        self.adapter_sets.store(adapter_sets as u64, Relaxed);
     }
 
     /// All of it in Prometheus' text format.
@@ -65,6 +91,11 @@ impl Metrics {
         head(&mut out, "requests_total", "counter", "Answers by path and status.");
         for ((path, status), count) in self.answers.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let _ = writeln!(out, "shohin_requests_total{{path=\"{path}\",status=\"{status}\"}} {count}");
+        }
+        let help = "Tokens of replies by adapter that is loaded.";
+        head(&mut out, "adapter_completion_tokens_total", "counter", help);
+        for (name, tokens) in self.adapters.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let _ = writeln!(out, "shohin_adapter_completion_tokens_total{{adapter=\"{name}\"}} {tokens}");
         }
         let seconds = self.first_token_time.load(Relaxed) as f64 / 1e6;
         head(
@@ -96,6 +127,12 @@ impl Metrics {
                 "gauge",
                 &self.cache_bytes,
                 "Bytes of keys and values, those that several replies share once.",
+            ),
+            (
+                "adapter_sets",
+                "gauge",
+                &self.adapter_sets,
+                "Sets of adapters in memory; that of replies without adapters is one.",
             ),
         ] {
             head(&mut out, name, kind, help);

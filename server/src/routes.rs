@@ -1,5 +1,6 @@
 //! HTTP routes.
 
+use crate::adapters::{Chosen, NamedAdapter};
 use crate::api::{
     self, Action, Begun, DIALECTS, Dialect, EmbeddingRequest, Event, Input, ReplyRequest, ReplyWriter,
 };
@@ -15,11 +16,12 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use futures_util::{Stream, stream};
 use serde_json::{Value, json};
 use shohin::Model;
 use shohin::core;
+use shohin::core::chat::fields::{Object, refused};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -40,6 +42,9 @@ const BODY_PAUSE: Duration = Duration::from_secs(30);
 /// How long a request's body may take, however steadily it comes: otherwise a hundred clients that send slowly would occupy
 /// all connections indefinitely.
 const BODY_TIME: Duration = Duration::from_secs(120);
+
+/// Paths of the server that are no interface's.
+const OWN_PATHS: [&str; 4] = ["/", "/health", "/metrics", "/v1/adapters"];
 
 type Shared = State<Arc<App>>;
 
@@ -79,6 +84,8 @@ pub(crate) fn router(app: Arc<App>, cors: Option<CorsLayer>) -> Router {
     }
     let router = router
         .route("/metrics", get(metrics))
+        .route("/v1/adapters", get(adapters).post(load_adapter))
+        .route("/v1/adapters/{name}", delete(unload_adapter))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&app), authorize))
         .route("/health", get(health))
         .route("/", get(page))
@@ -108,15 +115,13 @@ fn handler(dialect: &'static dyn Dialect, action: Action) -> MethodRouter<Arc<Ap
         Action::Embed(read) => {
             post(async move |State(app): Shared, body: Body| or_refuse(embed(app, read, body).await))
         }
-        Action::Models(describe) => {
-            get(async move |State(app): Shared| axum::Json(describe(&app.model_info())))
-        }
+        Action::Models(describe) => get(async move |State(app): Shared| axum::Json(describe(&app.models()))),
         Action::Model(describe) => {
             get(async move |State(app): Shared, uri: Uri, name: Result<Path<String>, PathRejection>| {
                 // It is not UTF-8.
                 let name = name.map_err(|_| ApiError::NotFound(uri.path().into()));
-                let is_known = name.and_then(|Path(name)| app.check_name(Some(&name)));
-                or_refuse(is_known.map(|()| axum::Json(describe(&app.model_info())).into_response()))
+                let model = name.and_then(|Path(name)| app.model_info(&name));
+                or_refuse(model.map(|model| axum::Json(describe(&model)).into_response()))
             })
         }
     }
@@ -160,7 +165,7 @@ async fn count(State(app): Shared, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let mut known = DIALECTS.iter().flat_map(|dialect| dialect.routes()).map(|route| route.path);
     let known = known.find(|known| *known == path && !known.contains('{'));
-    let known = known.or_else(|| ["/", "/health", "/metrics"].into_iter().find(|known| *known == path));
+    let known = known.or_else(|| OWN_PATHS.into_iter().find(|known| *known == path));
     let response = next.run(request).await;
     app.metrics.count_answer(known.unwrap_or("other"), response.status().as_u16());
     response
@@ -190,11 +195,14 @@ async fn reply(
     read: fn(&str) -> core::Result<ReplyRequest>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let ReplyRequest { prompt, options, seed, model, stream, fields, writer } = read(&text(body)?)?;
-    app.check_name(model.as_ref())?;
-    let updates = app.begin(prompt, &options, seed).await;
+    let text = text(body)?;
+    let (text, lora) = api::take_adapters(&text)?;
+    let ReplyRequest { prompt, options, seed, model, stream, fields, writer } = read(&text)?;
+    let adapters = app.choose(model.as_ref(), lora)?;
+    let updates = app.begin(prompt, &options, seed, adapters.clone()).await;
     let updates = updates.map_err(|error| error.in_request(&options, fields))?;
-    let mut writer = writer(Begun { id: app.id(), prompt: updates.prompt, model: app.model.clone() });
+    let mut writer =
+        writer(Begun { id: app.id(&adapters), prompt: updates.prompt, model: app.model.clone() });
     if stream {
         return Ok(streamed(updates, writer));
     }
@@ -208,8 +216,11 @@ async fn count_tokens(
     write: fn(usize) -> Value,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let request = read(&text(body)?)?;
-    app.check_name(request.model.as_ref())?;
+    let text = text(body)?;
+    let (text, lora) = api::take_adapters(&text)?;
+    let request = read(&text)?;
+    // They do not change how texts are tokenized.
+    app.choose(request.model.as_ref(), lora)?;
     let permit = app.permit()?;
     let count = app.count_tokens(request.prompt, request.options, permit).await?;
     Ok(axum::Json(write(count)).into_response())
@@ -220,14 +231,16 @@ async fn embed(
     read: fn(&str) -> core::Result<EmbeddingRequest>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let request = read(&text(body)?)?;
-    app.check_name(request.model.as_ref())?;
+    let text = text(body)?;
+    let (text, lora) = api::take_adapters(&text)?;
+    let request = read(&text)?;
+    let adapters = app.choose(request.model.as_ref(), lora)?;
     let permit = app.permit()?;
     let deadline = Instant::now() + app.time;
     let turn = tokio::time::timeout_at(deadline.into(), Arc::clone(&app.embedding).acquire_owned());
     // It is never closed.
     let turn = turn.await.map_err(|_| ApiError::TimedOut)?.map_err(|_| ApiError::Stopped)?;
-    let (model, name, last) = (app.model.clone(), app.name.clone(), Arc::clone(&app.last));
+    let (model, name, last) = (app.model.clone(), adapters.name(&app.name), Arc::clone(&app.last));
     let (sender, receiver) = oneshot::channel();
     // The thread goes on when a client leaves, which drops what waits here: it keeps the permit and the turn until it ends,
     // and learns of that from the channel.
@@ -238,7 +251,7 @@ async fn embed(
             _ if sender.is_closed() || Instant::now() >= deadline => Err(ApiError::TimedOut),
             _ => Ok(()),
         };
-        let answer = embeddings(&model, &name, request, go_on);
+        let answer = embeddings(&model, &adapters, &name, request, go_on);
         let _ = sender.send(answer); // Err: the client has gone
     });
     Ok(json_text(receiver.await.map_err(|_| ApiError::Stopped)??))
@@ -247,6 +260,7 @@ async fn embed(
 /// The answer to a request for embeddings. Asks before each text whether to go on.
 fn embeddings(
     model: &Model,
+    adapters: &Chosen,
     name: &str,
     request: EmbeddingRequest,
     go_on: impl Fn() -> Result<(), ApiError>,
@@ -261,6 +275,7 @@ fn embeddings(
         });
     }
     let tokens: usize = texts.iter().map(Vec::len).sum();
+    let model = adapters.apply(model)?;
     let mut vectors = model.token_embeddings(texts, model.pooling()?, true)?;
     loop {
         go_on()?;
@@ -268,6 +283,40 @@ fn embeddings(
         writer.vector(&vector?);
     }
     Ok(writer.finish(name, tokens))
+}
+
+/// The adapters that are loaded.
+async fn adapters(State(app): Shared) -> Response {
+    let all: Vec<Value> = app.adapters.list().iter().map(|loaded| loaded.describe()).collect();
+    axum::Json(json!({ "object": "list", "data": all })).into_response()
+}
+
+async fn load_adapter(State(app): Shared, body: Body) -> Response {
+    let loaded = async {
+        let named = named_adapter(&text(body)?)?;
+        app.load_adapter(named).await
+    };
+    match loaded.await {
+        Ok(described) => axum::Json(described).into_response(),
+        Err(error) => refuse(api::DEFAULT, &error),
+    }
+}
+
+/// Reads a request to load an adapter.
+fn named_adapter(text: &str) -> core::Result<NamedAdapter> {
+    let request = Object::request(text, &["name", "path", "scale"])?;
+    let needed = |name| request.string(name)?.ok_or_else(|| refused(name, "must be a string"));
+    let scale = request.get("scale").map_or(Ok(1.0), |scale| api::finite(&scale))?;
+    Ok(NamedAdapter { name: needed("name")?, path: needed("path")?.into(), scale })
+}
+
+async fn unload_adapter(State(app): Shared, uri: Uri, name: Result<Path<String>, PathRejection>) -> Response {
+    // Err: it is not UTF-8.
+    let name = name.map_err(|_| ApiError::NotFound(uri.path().into()));
+    match name.and_then(|Path(name)| app.unload_adapter(&name).map(|()| name)) {
+        Ok(name) => axum::Json(json!({ "name": name, "deleted": true })).into_response(),
+        Err(error) => refuse(api::DEFAULT, &error),
+    }
 }
 
 /// Sends a reply as it is computed.

@@ -1,5 +1,7 @@
 //! The server with the built-in model, over real connections.
 
+mod adapters;
+
 use serde_json::{Value, json};
 use shohin::core::chat::Role;
 use shohin::core::gguf::{Gguf, GgufWriter, Value as Metadata};

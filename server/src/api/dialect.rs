@@ -32,15 +32,17 @@ pub(crate) enum Action {
     Count(fn(&str) -> Result<ReplyRequest>, fn(usize) -> Value),
     /// Computes embeddings.
     Embed(fn(&str) -> Result<EmbeddingRequest>),
-    /// Lists the models.
-    Models(fn(&ModelInfo<'_>) -> Value),
+    /// Lists the models: the server's, then those with one of its adapters.
+    Models(fn(&[ModelInfo]) -> Value),
     /// Describes the model that the rest of the path names.
-    Model(fn(&ModelInfo<'_>) -> Value),
+    Model(fn(&ModelInfo) -> Value),
 }
 
-/// What is told of the model.
-pub(crate) struct ModelInfo<'m> {
-    pub(crate) name: &'m str,
+/// What is told of a model.
+pub(crate) struct ModelInfo {
+    pub(crate) name: String,
+    /// The model without the adapter, if it has one.
+    pub(crate) parent: Option<String>,
     /// Tokens of its context.
     pub(crate) context: usize,
 }

@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod dialect;
+mod lora;
 mod openai;
 #[cfg(test)]
 mod tests;
@@ -10,6 +11,8 @@ mod tools;
 pub(crate) use dialect::{
     Action, Begun, Dialect, EmbeddingRequest, Event, Input, ModelInfo, PromptInput, ReplyRequest, ReplyWriter,
 };
+
+pub(crate) use lora::{AskedAdapter, Which, finite, take as take_adapters};
 
 /// All interfaces.
 pub(crate) static DIALECTS: [&dyn Dialect; 2] = [&anthropic::Anthropic, &openai::OpenAi];
@@ -31,6 +34,11 @@ pub(crate) fn dialect(path: &str) -> &'static dyn Dialect {
 pub fn read_requests(
     text: &str,
 ) -> Vec<shohin::core::Result<(Vec<shohin::ChatMessage>, shohin::TurnOptions)>> {
+    let text = match lora::take(text) {
+        Ok((text, _)) => text,
+        Err(error) => return Vec::from([Err(error)]),
+    };
+    let text = &*text;
     let mut read = Vec::new();
     for route in DIALECTS.iter().flat_map(|dialect| dialect.routes()) {
         let request = match route.action {

@@ -55,10 +55,7 @@ impl Dialect for OpenAi {
                 path: "/v1/embeddings",
                 action: Action::Embed(|text| Ok(embeddings::EmbeddingsRequest::parse(text)?.into())),
             },
-            Route {
-                path: "/v1/models",
-                action: Action::Models(|model| json!({ "object": "list", "data": [describe(model)] })),
-            },
+            Route { path: "/v1/models", action: Action::Models(list) },
             Route { path: "/v1/models/{*name}", action: Action::Model(describe) },
         ]
     }
@@ -69,9 +66,21 @@ impl Dialect for OpenAi {
     }
 }
 
-fn describe(model: &ModelInfo<'_>) -> Value {
-    let ModelInfo { name, context } = model;
-    json!({ "id": name, "object": "model", "created": 0, "owned_by": "shohin", "context_length": context })
+/// What Anthropic's clients read is there, too.
+fn list(models: &[ModelInfo]) -> Value {
+    let name = |model: Option<&ModelInfo>| model.map(|model| model.name.clone());
+    let (first, last) = (name(models.first()), name(models.last()));
+    let data: Vec<Value> = models.iter().map(describe).collect();
+    json!({ "object": "list", "data": data, "first_id": first, "last_id": last, "has_more": false })
+}
+
+fn describe(model: &ModelInfo) -> Value {
+    let ModelInfo { name, parent, context } = model;
+    json!({
+        "id": name, "object": "model", "created": 0, "owned_by": "shohin", "parent": parent,
+        "context_length": context,
+        "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+    })
 }
 
 /// The `code` of an error, where there is one.
