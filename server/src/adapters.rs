@@ -92,20 +92,27 @@ impl Loaded {
     }
 }
 
-/// The adapters of a reply with their scales, in the order in which they are added. Those without an effect are left out.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Chosen(Vec<(Arc<Loaded>, f32)>);
+/// An adapter of a reply.
+#[derive(Clone, Debug)]
+struct Scaled {
+    loaded: Arc<Loaded>,
+    scale: f32,
+}
 
-impl PartialEq for Chosen {
-    fn eq(&self, other: &Chosen) -> bool {
-        let same = |((a, x), (b, y)): (&(Arc<Loaded>, f32), &(Arc<Loaded>, f32))| Arc::ptr_eq(a, b) && x == y;
-        self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(same)
+impl PartialEq for Scaled {
+    fn eq(&self, other: &Scaled) -> bool {
+        Arc::ptr_eq(&self.loaded, &other.loaded) && self.scale == other.scale
     }
 }
 
+/// The adapters of a reply, in the order in which they are added. Those without an effect are left out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Chosen(Vec<Scaled>);
+
 impl Chosen {
     fn new(adapters: impl IntoIterator<Item = (Arc<Loaded>, f32)>) -> Chosen {
-        Chosen(adapters.into_iter().filter(|(_, scale)| *scale != 0.0).collect())
+        let effective = adapters.into_iter().filter(|(_, scale)| *scale != 0.0);
+        Chosen(effective.map(|(loaded, scale)| Scaled { loaded, scale }).collect())
     }
 
     /// `model` with them.
@@ -114,14 +121,14 @@ impl Chosen {
             return Ok(model.clone());
         }
         let adapters: Vec<Adapter> =
-            self.0.iter().map(|(loaded, scale)| loaded.adapter.clone().at(*scale)).collect();
+            self.0.iter().map(|Scaled { loaded, scale }| loaded.adapter.clone().at(*scale)).collect();
         model.adapted(&adapters)
     }
 
     /// The name of the model with them: `base:poet`, or `base:poet=0.5+sql` at other scales and of several.
     pub(crate) fn name(&self, base: &str) -> String {
         let mut name = base.to_string();
-        for (i, (loaded, scale)) in self.0.iter().enumerate() {
+        for (i, Scaled { loaded, scale }) in self.0.iter().enumerate() {
             name.push(if i == 0 { ':' } else { '+' });
             name.push_str(&loaded.name);
             if *scale != loaded.adapter.scale() {
@@ -132,7 +139,7 @@ impl Chosen {
     }
 
     pub(crate) fn adapters(&self) -> impl Iterator<Item = &Loaded> {
-        self.0.iter().map(|(loaded, _)| &**loaded)
+        self.0.iter().map(|scaled| &*scaled.loaded)
     }
 }
 

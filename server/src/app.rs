@@ -167,7 +167,7 @@ impl App {
         options.sampler.seed = seed.unwrap_or_else(|| random() >> 32);
         let (sender, receiver) = engine::channel();
         let job = Job { prompt, options, adapters, updates: sender, deadline, permit };
-        self.tasks.send(Task::Reply(job)).map_err(|_| ApiError::Stopped)?;
+        self.tasks.send(Task::Reply(Box::new(job))).map_err(|_| ApiError::Stopped)?;
         let mut updates = Updates { receiver, first: None, prompt: Usage::default() };
         updates.first = match updates.next().await {
             Update::Failed(error) => return Err(error),

@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// What the thread is asked for.
 pub(crate) enum Task {
-    Reply(Job),
+    Reply(Box<Job>),
     /// Nothing: an adapter was unloaded.
     Tidy,
 }
@@ -353,7 +353,7 @@ impl Engine {
 
     fn take(&mut self, task: Task) {
         match task {
-            Task::Reply(job) => self.queue.push_back(job),
+            Task::Reply(job) => self.queue.push_back(*job),
             Task::Tidy => {}
         }
     }
