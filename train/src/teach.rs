@@ -125,8 +125,12 @@ impl Lines {
 
     fn clear(&mut self) {
         let Lines { tokens, lengths, targets, weights, prefix, hidden } = self;
-        (tokens.clear(), lengths.clear(), targets.clear());
-        (weights.clear(), prefix.clear(), hidden.clear());
+        tokens.clear();
+        lengths.clear();
+        targets.clear();
+        weights.clear();
+        prefix.clear();
+        hidden.clear();
     }
 
     fn batch(&self) -> Batch<'_> {
