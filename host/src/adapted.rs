@@ -41,7 +41,7 @@ impl Model {
         }
         let cpu = CpuModel { weights, ..cpu.clone() };
         let old = &*self.0;
-        let factors = bytes(cpu.weights.model(), old.file.parts())
+        let factors = lora::bytes(cpu.weights.model(), old.file.parts())
             - lora::bytes(old.cpu.weights.model(), old.file.parts());
         Ok(Model(Arc::new(Inner {
             name: old.name.clone(),

@@ -64,7 +64,7 @@ impl Corpus {
         let mut weights = Vec::new();
         if let Some(weight) = options.prompt_weight.filter(|weight| *weight != 1.0) {
             let Some(start) = one("<|im_start|>") else {
-                return Err(wrong(None, "a weight of prompts in a text needs a model with <|im_start|>").into());
+                return Err(wrong(None, "a weight of prompts in a text needs a model with <|im_start|>"));
             };
             let user = model.tokenize_with("user", Special::Text)[0];
             let mut counts = 1.0;
