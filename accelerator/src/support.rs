@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use shohin_core::model::program::{Experts, Op, TensorId, TensorRole};
-use shohin_core::model::{Program, alibi, depths, lora};
+use shohin_core::model::{Program, alibi, depths};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Name};
 
@@ -41,7 +41,6 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             Op::Experts(_) if !supported.experts => {
                 ("a mixture of experts", "one feed-forward block for all tokens; the CPU computes both")
             }
-            Op::Swiglu { .. } => (lora::REFUSED, "none; the CPU computes them"),
             Op::RmsNorm { weight, .. } if !program.tensor(*weight).cols.is_multiple_of(32) => {
                 let cols = program.tensor(*weight).cols;
                 return unsupported("the width of the residual stream", cols, "a multiple of 32");
@@ -53,6 +52,7 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             | Op::Linear { .. }
             | Op::LinearAdd { .. }
             | Op::LinearSwiglu { .. }
+            | Op::Swiglu { .. }
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Select { .. }

@@ -12,3 +12,4 @@
 #include "attention.cu"
 #include "argmax.cu"
 #include "gather.cu"
+#include "gate.cu"

@@ -21,6 +21,7 @@ static const Entry ENTRIES[] = {
     ENTRY(route, RouteArgs),
     ENTRY(route_tiles, RouteArgs),
     ENTRY(experts_add, ExpertsAddArgs),
+    ENTRY(gate, GateArgs),
     ENTRY(argmax, ArgmaxArgs),
     ENTRY(gather, GatherArgs),
     PRODUCTS(product_int8_0), PRODUCTS(product_int8_1), PRODUCTS(product_int8_2),

@@ -59,6 +59,17 @@ pub(crate) struct QuantizeArgs {
     pub(crate) unused: u32,
 }
 
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct GateArgs {
+    pub(crate) gate: u64,
+    pub(crate) up: u64,
+    pub(crate) words: u64,
+    pub(crate) meta: u64,
+    pub(crate) units: u32,
+    pub(crate) unused: u32,
+}
+
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct ProductArgs {

@@ -9,6 +9,7 @@ use shohin_core::session::{Feed, run_batch};
 use shohin_core::{Activations, Format, Gguf, KvFormat, Session};
 use shohin_cuda::{CudaDevice, CudaModel, Driver, Error, LaunchSize};
 use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
+use shohin_tests::lora::check_adapted;
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
 use std::sync::Arc;
@@ -42,6 +43,15 @@ fn small() -> Shape {
 fn both_ways(on: &mut On<CudaDevice<Shim>>, tokens: &[u32]) -> Vec<f32> {
     let (first, last) = tokens.split_at(tokens.len() - 1);
     [on.logits(first, true), on.logits(last, false)].concat()
+}
+
+#[test]
+fn adapted_models_agree() {
+    check_adapted(|model, activations| {
+        let model = CudaModel::from_model(driver(3), model).unwrap();
+        let options = ScratchOptions { activations, ..ScratchOptions::default() };
+        On::new(model.device(&options).unwrap(), &kv(KvFormat::F32))
+    });
 }
 
 #[test]

@@ -233,21 +233,27 @@ pub(crate) fn quantize(gpu: &Gpu, cols: usize, x: &Buffer, acts: &Acts) -> Kerne
     Kernel::new(gpu, "quantize", source, &buffers, Grid::PerRow((cols / 32).div_ceil(64)))
 }
 
+/// `gate (tokens, cols) = silu(gate) * up`
+pub(crate) fn gate(gpu: &Gpu, cols: usize, gate: &Buffer, up: &Buffer) -> Kernel {
+    let source = Source::default().u32("PAIRS", cols / 2).part(part!("swiglu")).part(part!("gate"));
+    let grid = Grid::PerRow((cols / 2).div_ceil(64));
+    Kernel::new(gpu, "gate", source, &[(0, gate), (1, up)], grid)
+}
+
 /// A packed matrix, its input and its output.
 pub(crate) struct Product<'b> {
     pub(crate) cols: usize,
     pub(crate) chunk: &'b Chunk,
     pub(crate) acts: &'b Acts,
     pub(crate) output: Output,
-    pub(crate) into: &'b Buffer,
-    /// Elements between the results of two rows, and their offset in a row.
-    pub(crate) stride: usize,
+    pub(crate) into: &'b View,
 }
 
 impl Product<'_> {
     fn source(&self, ext: Extensions) -> Source {
+        let View { first, stride, .. } = *self.into;
         let source =
-            Source::default().u32("OUTPUT_STRIDE", self.stride).u32("FIRST_ROW", self.chunk.first_row);
+            Source::default().u32("OUTPUT_STRIDE", stride).u32("FIRST_ROW", first + self.chunk.first_row);
         let source = packed::shader(self.chunk.packed, source, self.chunk.rows, self.cols);
         let source = match self.acts {
             Acts::Int8 { .. } => source.dot4(ext).part(part!("input_int8")),
@@ -256,13 +262,13 @@ impl Product<'_> {
         match self.output {
             Output::Store => source.bool("ADD", false).part(part!("output_plain")),
             Output::Add => source.bool("ADD", true).part(part!("output_plain")),
-            Output::Swiglu => source.part(part!("output_swiglu")),
+            Output::Swiglu => source.part(part!("swiglu")).part(part!("output_swiglu")),
         }
     }
 
     fn kernel(&self, gpu: &Gpu, entry: &str, source: Source, step: Option<&Buffer>, grid: Grid) -> Kernel {
         let mut buffers = self.chunk.bindings();
-        buffers.push((4, self.into));
+        buffers.push((4, &self.into.buffer));
         buffers.extend(self.acts.bindings());
         buffers.extend(step.map(|step| (5, step)));
         let mut kernel = Kernel::new(gpu, entry, source, &buffers, grid);
@@ -535,11 +541,31 @@ mod tests {
     /// Runs a product for `tokens` tokens and returns `(tokens, rows)`.
     async fn multiply(gpu: &Gpu, chunk: &Chunk, cols: usize, acts: &Acts, tokens: usize) -> Vec<f32> {
         let count = tokens * chunk.rows;
-        let into = gpu.storage("output", 4 * count as u64).await.expect("a buffer");
+        let buffer = gpu.storage("output", 4 * count as u64).await.expect("a buffer");
+        let into = &View { buffer, first: 0, stride: chunk.rows };
         let step = upload(gpu, bytemuck::cast_slice(&[tokens as u32, 0, 0, 0])).await;
-        let product = Product { cols, chunk, acts, output: Output::Store, into: &into, stride: chunk.rows };
+        let product = Product { cols, chunk, acts, output: Output::Store, into };
         let kernel = if tokens == 1 { product.gemv(gpu) } else { product.gemm(gpu, &step) };
-        as_floats(run(gpu, &[kernel], tokens, &into, count).await)
+        as_floats(run(gpu, &[kernel], tokens, &into.buffer, count).await)
+    }
+
+    #[test]
+    fn halves_that_were_computed_apart_are_gated() {
+        pollster::block_on(async {
+            let (gpu, cols, tokens) = (open(true).await, 160, 3);
+            let gates: Vec<f32> = (0..tokens * cols).map(|i| 0.4 * (i as f32 - 240.0)).collect();
+            let ups: Vec<f32> = (0..tokens * cols).map(|i| (i % 7) as f32 - 3.0).collect();
+            let [to, from] = [
+                upload(&gpu, bytemuck::cast_slice(&gates)).await,
+                upload(&gpu, bytemuck::cast_slice(&ups)).await,
+            ];
+            let kernel = gate(&gpu, cols, &to, &from);
+            let got = as_floats(run(&gpu, &[kernel], tokens, &to, tokens * cols).await);
+            for ((got, gate), up) in got.iter().zip(gates).zip(ups) {
+                let want = f64::from(gate) / (1.0 + f64::from(-gate).exp()) * f64::from(up);
+                assert!((f64::from(*got) - want).abs() <= 1e-5 * want.abs() + 1e-30, "{gate} {up}: {got}");
+            }
+        });
     }
 
     /// Every format in every layout that can hold it, times integers and floats, for one token and for

@@ -8,7 +8,7 @@ use crate::kernel::{
     self, Acts, AttentionTile, Kernel, Layer, MAX_PARTS, Output, Product, RopeStore, RowSource, STEP_HEAD,
     View,
 };
-use crate::upload::{GpuModel, Matrix, UploadPlan};
+use crate::upload::{GpuModel, Matrix, UploadPlan, are_joined};
 use shohin_core::Activations;
 use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Op, QkNorm, TensorId};
@@ -52,7 +52,16 @@ impl BufferPlan {
             let held = &mut cols[id.index()][at];
             *held = width.max(*held);
         };
+        // Those that share the memory of another buffer, to which an adapter adds.
+        let mut joined = vec![false; program.buffers.len()];
         for (op, needs) in program.body.iter().zip(&needs) {
+            if matches!(op, Op::LinearAdd { to, .. } if joined[to.index()]) {
+                continue;
+            }
+            if let Op::Linear { outputs, .. } = op {
+                let are_joined = are_joined(program, outputs);
+                outputs.iter().skip(1).for_each(|(_, out)| joined[out.index()] = are_joined);
+            }
             for (id, width, floats) in written(program, op) {
                 if floats {
                     hold(id, Activations::F32, width);
@@ -74,25 +83,26 @@ impl BufferPlan {
     }
 }
 
-/// The buffers that an operation writes: their width, and whether it always writes floats. Outputs of one
-/// product share the memory of the first.
+/// The buffers that an operation writes: their width, and whether it always writes floats. Outputs that are
+/// joined share the memory of the first.
 fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
     let rows = |tensor: TensorId| program.tensor(tensor).rows;
     match op {
         Op::Embed { table, out } => vec![(*out, program.tensor(*table).cols, true)],
         Op::RmsNorm { weight, out, .. } => vec![(*out, program.tensor(*weight).cols, false)],
-        Op::Linear { outputs, .. } => {
+        Op::Linear { outputs, .. } if are_joined(program, outputs) => {
             let width = outputs.iter().map(|(tensor, _)| rows(*tensor)).sum();
             outputs.iter().take(1).map(|(_, out)| (*out, width, true)).collect()
         }
+        Op::Linear { outputs, .. } => {
+            outputs.iter().map(|(tensor, out)| (*out, rows(*tensor), true)).collect()
+        }
+        Op::Swiglu { gate, up } => vec![(*gate, program.cols(*up), true)],
         Op::LinearAdd { weight, to, .. } => vec![(*to, rows(*weight), true)],
         Op::LinearSwiglu { gate, out, .. } => vec![(*out, rows(*gate), true)],
-        Op::RopeStore { .. }
-        | Op::Experts(_)
-        | Op::Select { .. }
-        | Op::Merge { .. }
-        | Op::Swiglu { .. }
-        | Op::Exchange(_) => Vec::new(),
+        Op::RopeStore { .. } | Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {
+            Vec::new()
+        }
         Op::Attention { out, .. } => vec![(*out, program.heads.query * program.heads.dim, false)],
     }
 }
@@ -116,10 +126,9 @@ fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activat
             }
         }
         Op::Linear { x, outputs } => {
-            if let Some((tensor, _)) = outputs.first()
-                && *x == buffer
-            {
-                found.push(Access::Reads(inputs(*tensor)));
+            if *x == buffer {
+                let all = outputs.iter().flat_map(|(tensor, _)| inputs(*tensor));
+                found.push(Access::Reads(all.collect()));
             }
             if outputs.iter().any(|(_, out)| *out == buffer) {
                 found.push(Access::Writes);
@@ -141,8 +150,16 @@ fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activat
                 found.push(Access::Writes);
             }
         }
+        Op::Swiglu { gate, up } => {
+            if *up == buffer {
+                found.push(floats());
+            }
+            if *gate == buffer {
+                found.push(Access::Changes);
+            }
+        }
         // Refused when the model is uploaded.
-        Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. } | Op::Exchange(_) => {}
+        Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {}
         Op::RopeStore { q, k, v, .. } => {
             if *q == buffer {
                 found.push(Access::Changes);
@@ -163,33 +180,43 @@ fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activat
     found
 }
 
-/// The precisions in which the buffer that operation `at` writes is read, until it is written again.
+/// The precisions in which the buffers that operation `at` writes are read, until they are written again.
 fn needs(program: &Program, at: usize, inputs: &impl Fn(TensorId) -> Vec<Activations>) -> Vec<Activations> {
     let mut needs = Vec::new();
-    let Some(&(buffer, ..)) = written(program, &program.body[at]).first() else { return needs };
-    let mut add = |more: Vec<Activations>| {
-        for need in more {
+    for (buffer, ..) in written(program, &program.body[at]) {
+        for need in reads(program, at, buffer, inputs) {
             if !needs.contains(&need) {
                 needs.push(need);
             }
         }
-    };
+    }
+    needs
+}
+
+/// The precisions in which `buffer` is read after operation `at`, until it is written again.
+fn reads(
+    program: &Program,
+    at: usize,
+    buffer: BufferId,
+    inputs: &impl Fn(TensorId) -> Vec<Activations>,
+) -> Vec<Activations> {
+    let mut found = Vec::new();
     for op in &program.body[at + 1..] {
         for access in accesses(op, buffer, inputs) {
             match access {
-                Access::Reads(more) => add(more),
+                Access::Reads(more) => found.extend(more),
                 Access::Changes => {
-                    add(vec![Activations::F32]);
-                    return needs;
+                    found.push(Activations::F32);
+                    return found;
                 }
-                Access::Writes => return needs,
+                Access::Writes => return found,
             }
         }
     }
     if buffer == program.residual {
-        add(vec![Activations::F32]);
+        found.push(Activations::F32);
     }
-    needs
+    found
 }
 
 /// The buffers of a program, and the other buffers of a device.
@@ -362,9 +389,21 @@ impl Recording {
         }
         let vocab = program.vocab();
         let output = model.matrix(program.output)?;
-        head.extend(recorder.products(output, out, Output::Store, logits, vocab, &scratch.read_out)?);
+        let into = View { buffer: logits.clone(), first: 0, stride: vocab };
+        head.extend(recorder.products(output, out, Output::Store, &into, &scratch.read_out)?);
         let hidden = recorder.rmsnorm(x, weight, eps, rows, &Acts::F32(scratch.hidden.clone()))?;
         Ok(Recording { body, cache_ops, logits: head, hidden })
+    }
+}
+
+/// Refuses integers of what shares its memory with others.
+fn only_floats(needs: &[Activations]) -> Result<()> {
+    match needs.contains(&Activations::Int8) {
+        true => Err(Error::Operation {
+            found: "a product of one of several products",
+            expected: "attention of them",
+        }),
+        false => Ok(()),
     }
 }
 
@@ -406,43 +445,39 @@ impl Recorder<'_> {
                 pair
             }
             Op::Linear { x, ref outputs } => {
-                let [(first, into), ..] = outputs[..] else { return Ok(Lowered::Rows(Pair::default())) };
-                let stride = outputs.iter().map(|(tensor, _)| self.program.tensor(*tensor).rows).sum();
-                let into = self.scratch.floats(into)?;
-                let matrix = self.model.matrix(first)?;
-                let pair = self.products(matrix, x, Output::Store, into, stride, &self.scratch.step)?;
-                if let [(_, out)] = outputs[..] {
-                    self.whole(out, stride, needs, pair)?
+                if are_joined(self.program, outputs) {
+                    self.joined(x, outputs, needs)?
                 } else {
-                    let mut at = 0;
+                    let mut pair = Pair::default();
                     for &(tensor, out) in outputs {
-                        self.views[out.index()] = Some(View { buffer: into.clone(), first: at, stride });
-                        at += self.program.tensor(tensor).rows;
-                    }
-                    if needs.contains(&Activations::Int8) {
-                        return Err(Error::Operation {
-                            found: "a product of one of several products",
-                            expected: "attention of them",
-                        });
+                        let cols = self.program.tensor(tensor).rows;
+                        let product = self.product(tensor, x, Output::Store, &self.own(out, cols)?)?;
+                        pair.extend(self.whole(out, cols, needs, product)?);
                     }
                     pair
                 }
             }
             Op::LinearAdd { x, weight, to } => {
-                let cols = self.program.tensor(weight).rows;
-                let into = &self.plain(to, cols)?;
-                let matrix = self.model.matrix(weight)?;
-                let pair = self.products(matrix, x, Output::Add, into, cols, &self.scratch.step)?;
-                self.whole(to, cols, needs, pair)?
+                let (cols, into) = (self.program.tensor(weight).rows, self.view(to)?);
+                let pair = self.product(weight, x, Output::Add, &into)?;
+                if (into.first, into.stride) == (0, cols) {
+                    self.whole(to, cols, needs, pair)?
+                } else {
+                    only_floats(needs)?;
+                    pair
+                }
             }
             Op::LinearSwiglu { x, gate, up: _, out } => {
                 let cols = self.program.tensor(gate).rows;
-                let into = self.scratch.floats(out)?;
-                let matrix = self.model.matrix(gate)?;
-                let pair = self.products(matrix, x, Output::Swiglu, into, cols, &self.scratch.step)?;
+                let pair = self.product(gate, x, Output::Swiglu, &self.own(out, cols)?)?;
                 self.whole(out, cols, needs, pair)?
             }
-            Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. } | Op::Exchange(_) => {
+            Op::Swiglu { gate, up } => {
+                let cols = self.program.cols(up);
+                let [to, from] = [self.plain(gate, cols)?, self.plain(up, cols)?];
+                self.whole(gate, cols, needs, Pair::same(kernel::gate(self.gpu(), cols, &to, &from)))?
+            }
+            Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {
                 return Err(Error::Operation {
                     found: "an operation that is refused when the model is uploaded",
                     expected: "a supported one",
@@ -470,6 +505,29 @@ impl Recorder<'_> {
         }))
     }
 
+    /// The products of several matrices that are stored as one: queries, keys and values, side by side.
+    fn joined(
+        &mut self,
+        x: BufferId,
+        outputs: &[(TensorId, BufferId)],
+        needs: &[Activations],
+    ) -> Result<Pair> {
+        let [(first, out), ..] = *outputs else { return Ok(Pair::default()) };
+        let stride = outputs.iter().map(|(tensor, _)| self.program.tensor(*tensor).rows).sum();
+        let into = self.own(out, stride)?;
+        let pair = self.product(first, x, Output::Store, &into)?;
+        if outputs.len() == 1 {
+            return self.whole(out, stride, needs, pair);
+        }
+        let mut at = 0;
+        for &(tensor, out) in outputs {
+            self.views[out.index()] = Some(View { first: at, ..into.clone() });
+            at += self.program.tensor(tensor).rows;
+        }
+        only_floats(needs)?;
+        Ok(pair)
+    }
+
     /// Records that `pair` has written `out`, `cols` floats per row, and adds the conversion to integers.
     fn whole(&mut self, out: BufferId, cols: usize, needs: &[Activations], mut pair: Pair) -> Result<Pair> {
         self.written(out, cols);
@@ -478,6 +536,11 @@ impl Recorder<'_> {
             pair.extend(Pair::same(kernel::quantize(self.gpu(), cols, self.scratch.floats(out)?, &acts)));
         }
         Ok(pair)
+    }
+
+    /// A buffer's own memory, with rows of `cols` floats.
+    fn own(&self, id: BufferId, cols: usize) -> Result<View> {
+        Ok(View { buffer: self.scratch.floats(id)?.clone(), first: 0, stride: cols })
     }
 
     fn written(&mut self, out: BufferId, cols: usize) {
@@ -516,20 +579,24 @@ impl Recorder<'_> {
         Ok(kernel::rmsnorm(self.gpu(), cols, eps, rows, &x, self.model.vector(weight)?, acts))
     }
 
+    /// A product over all rows of the batch, with the matrix whose first tensor this is.
+    fn product(&self, tensor: TensorId, x: BufferId, output: Output, into: &View) -> Result<Pair> {
+        self.products(self.model.matrix(tensor)?, x, output, into, &self.scratch.step)
+    }
+
     /// A product over all rows that `step` counts.
     fn products(
         &self,
         matrix: &Matrix,
         x: BufferId,
         output: Output,
-        into: &Buffer,
-        stride: usize,
+        into: &View,
         step: &Buffer,
     ) -> Result<Pair> {
         let mut pair = Pair::default();
         for chunk in &matrix.chunks {
             let acts = &self.scratch.acts(x, chunk.packed.input(self.scratch.activations))?;
-            let product = Product { cols: matrix.cols, chunk, acts, output, into, stride };
+            let product = Product { cols: matrix.cols, chunk, acts, output, into };
             pair.one.push(product.gemv(self.gpu()));
             pair.several.push(product.gemm(self.gpu(), step));
         }

@@ -4,10 +4,10 @@ use crate::error::{Error, Result};
 use crate::gpu::{Gpu, MAX_BINDING};
 use shohin_accelerator::{Supported, check};
 use shohin_core::gguf::{Event, Header};
-use shohin_core::model::program::{Op, TensorId, TensorRole};
-use shohin_core::model::{ModelConfig, Program};
+use shohin_core::model::program::{BufferId, Op, TensorId, TensorRole};
+use shohin_core::model::{ModelBytes, ModelConfig, Program};
 use shohin_core::quant::packed::PackedFormat;
-use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
+use shohin_core::{BonsaiModel, Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
 use wgpu::Buffer;
 
@@ -77,6 +77,18 @@ impl GpuModel {
         upload.finish()
     }
 
+    /// Uploads a model, with the adapters that were applied to it; it is not needed any more then.
+    ///
+    /// # Errors
+    /// If the model is not supported; [`Error::OutOfMemory`].
+    pub async fn from_model<B: ModelBytes>(gpu: Arc<Gpu>, model: &BonsaiModel<B>) -> Result<Arc<GpuModel>> {
+        let mut upload = Upload::start(gpu, UploadPlan::of_model(model)?).await?;
+        for (index, id) in model.program().tensor_ids().enumerate() {
+            upload.push(index, 0, model.weights().matrix(id)?.data())?;
+        }
+        upload.finish()
+    }
+
     /// The GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
@@ -142,8 +154,8 @@ enum Place {
 #[derive(Clone, Copy, Debug)]
 struct Tensor {
     place: Place,
-    /// The type id in the file.
-    id: u32,
+    /// The type id in the file, if it is one.
+    id: Option<u32>,
     format: Format,
     rows: usize,
     cols: usize,
@@ -200,14 +212,28 @@ impl Shape {
     }
 }
 
-/// The tensors that an operation multiplies by the same input, which are stored as one matrix; and how many
+/// Whether these outputs of a product are queries, keys and values: they are then stored side by side, and their matrices as one.
+pub(crate) fn are_joined(program: &Program, outputs: &[(TensorId, BufferId)]) -> bool {
+    program.body.iter().any(|op| match op {
+        Op::RopeStore { q, k, v, .. } => outputs.iter().all(|(_, out)| [q, k, v].contains(&out)),
+        _ => false,
+    })
+}
+
+/// The tensors that an operation multiplies by the same input and that are stored as one matrix, for each matrix; and how many
 /// of them are combined row by row.
-pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
+fn combined(program: &Program, op: &Op) -> Vec<(Vec<TensorId>, usize)> {
     match op {
-        Op::Embed { table, .. } => (vec![*table], 1),
-        Op::Linear { outputs, .. } => (outputs.iter().map(|(tensor, _)| *tensor).collect(), 1),
-        Op::LinearAdd { weight, .. } => (vec![*weight], 1),
-        Op::LinearSwiglu { gate, up, .. } => (vec![*gate, *up], 2),
+        Op::Embed { table, .. } => vec![(vec![*table], 1)],
+        Op::Linear { outputs, .. } => {
+            let tensors = outputs.iter().map(|(tensor, _)| *tensor);
+            match are_joined(program, outputs) {
+                true => vec![(tensors.collect(), 1)],
+                false => tensors.map(|tensor| (vec![tensor], 1)).collect(),
+            }
+        }
+        Op::LinearAdd { weight, .. } => vec![(vec![*weight], 1)],
+        Op::LinearSwiglu { gate, up, .. } => vec![(vec![*gate, *up], 2)],
         Op::RmsNorm { .. }
         | Op::Experts(_)
         | Op::Swiglu { .. }
@@ -215,7 +241,7 @@ pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
         | Op::Attention { .. }
         | Op::Select { .. }
         | Op::Merge { .. }
-        | Op::Exchange(_) => (Vec::new(), 1),
+        | Op::Exchange(_) => Vec::new(),
     }
 }
 
@@ -231,6 +257,16 @@ pub struct UploadPlan {
     matrices: Vec<Shape>,
     /// Number of elements of each.
     vectors: Vec<usize>,
+    /// Whether the program has the rotary frequencies that its factors divide already.
+    divided: bool,
+}
+
+/// A tensor that is to be uploaded.
+struct Stored {
+    /// The type id in the file, if it is one.
+    id: Option<u32>,
+    format: Option<Format>,
+    len: u64,
 }
 
 impl UploadPlan {
@@ -246,8 +282,35 @@ impl UploadPlan {
     fn with_config(header: &Header<'_>, config: ModelConfig) -> Result<UploadPlan> {
         config.check()?;
         let program = config.program();
-        check(&program, Supported { experts: false, ranks: false })?;
         let bound = program.bind(header)?;
+        let tensors = header.tensors().iter();
+        let stored =
+            tensors.map(|info| Stored { id: Some(info.type_id()), format: info.format(), len: info.len() });
+        Self::place(config, program, &stored.collect::<Vec<_>>(), bound)
+    }
+
+    /// That of a model, whose tensors come in the order of its program.
+    fn of_model<B: ModelBytes>(model: &BonsaiModel<B>) -> Result<UploadPlan> {
+        let (program, weights) = (model.program().clone(), model.weights());
+        let stored = program.tensor_ids().map(|id| Stored {
+            id: None,
+            format: Some(weights.format(id)),
+            len: weights.len(id) as u64,
+        });
+        let stored: Vec<Stored> = stored.collect();
+        let bound = (0..stored.len()).collect();
+        let plan = Self::place(model.config().clone(), program, &stored, bound)?;
+        Ok(UploadPlan { divided: true, ..plan })
+    }
+
+    /// Finds the place of every tensor: those of the program are the ones of `stored` with the indices `bound`.
+    fn place(
+        config: ModelConfig,
+        program: Program,
+        stored: &[Stored],
+        bound: Vec<usize>,
+    ) -> Result<UploadPlan> {
+        check(&program, Supported { experts: false, ranks: false })?;
         let mut vectors = Vec::new();
         let mut places: Vec<Option<Place>> = Vec::new();
         for spec in &program.tensors {
@@ -261,7 +324,7 @@ impl UploadPlan {
         }
         let mut matrices: Vec<Shape> = Vec::new();
         let mut lists = Vec::new();
-        let ops = program.body.iter().chain(&program.head).map(combined);
+        let ops = program.body.iter().chain(&program.head).flat_map(|op| combined(&program, op));
         for (list, halves) in ops.chain([(vec![program.output], 1)]) {
             let Some(&first) = list.first() else { continue };
             // The embedding may be the output, too.
@@ -287,16 +350,16 @@ impl UploadPlan {
                 expected: "tensors that an operation uses",
             })?);
         }
-        let mut tensors: Vec<Option<Tensor>> = vec![None; header.tensors().len()];
+        let mut tensors: Vec<Option<Tensor>> = vec![None; stored.len()];
         for ((spec, &place), index) in program.tensors.iter().zip(&placed).zip(bound) {
-            let info = &header.tensors()[index];
+            let Stored { id, format, len } = stored[index];
             let usable = |format: &Format| match place {
                 Place::Vector(_) => format.is_float(),
                 Place::Rows { .. } => PackedFormat::of(*format).is_some(),
             };
-            let format = info.format().filter(usable).ok_or(Error::Unsupported {
+            let format = format.filter(usable).ok_or(Error::Unsupported {
                 what: "the type of a tensor",
-                found: u64::from(info.type_id()),
+                found: id.map_or(0, u64::from),
                 expected: "one that the GPU computes with",
             })?;
             if let (Place::Rows { matrix, first }, Some(packed)) = (place, PackedFormat::of(format)) {
@@ -309,15 +372,8 @@ impl UploadPlan {
                 }
                 matrices[matrix].parts.push(Part { first, rows: spec.rows, packed });
             }
-            tensors[index] = Some(Tensor {
-                place,
-                id: info.type_id(),
-                format,
-                rows: spec.rows,
-                cols: spec.cols,
-                len: info.len(),
-                received: 0,
-            });
+            tensors[index] =
+                Some(Tensor { place, id, format, rows: spec.rows, cols: spec.cols, len, received: 0 });
         }
         for shape in &mut matrices {
             shape.parts.sort_unstable_by_key(|part| part.first);
@@ -325,7 +381,7 @@ impl UploadPlan {
         }
         // Every tensor of the file belongs to the program.
         let tensors = tensors.into_iter().flatten().collect();
-        Ok(UploadPlan { config, program, places: placed, tensors, matrices, vectors })
+        Ok(UploadPlan { config, program, places: placed, tensors, matrices, vectors, divided: false })
     }
 
     /// Takes the frequencies for a context. Places stay, as the program has the same tensors.
@@ -342,7 +398,8 @@ impl UploadPlan {
 
     /// Divides the frequencies by those of `all` that are for the context, if any are.
     fn divide_rope(&mut self, all: &Factors) -> Result<()> {
-        let Some(id) = self.program.rope_factors.filter(|_| self.config.positions.divides_rope()) else {
+        let divides = !self.divided && self.config.positions.divides_rope();
+        let Some(id) = self.program.rope_factors.filter(|_| divides) else {
             return Ok(());
         };
         let found = all.iter().find(|(place, _)| *place == self.places[id.index()]);
@@ -470,7 +527,7 @@ impl Upload {
             Event::Header(_) => Ok(()),
             Event::CodesFirst => {
                 // Type 142 always means one of the three layouts.
-                let doubtful = |t: &&mut Tensor| t.id == 42 && t.format == Format::Pq2_0;
+                let doubtful = |t: &&mut Tensor| t.id == Some(42) && t.format == Format::Pq2_0;
                 for tensor in self.plan.tensors.iter_mut().filter(doubtful) {
                     tensor.format = Format::Tq2_0G128;
                 }

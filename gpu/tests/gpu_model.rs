@@ -9,6 +9,7 @@ use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, Cpu, Error as CoreError, Format, Gguf, KvFormat, Session};
 use shohin_gpu::{Counters, Error, Gpu, GpuDevice, GpuDeviceOptions, GpuFailure, GpuModel, GpuOptions};
 use shohin_tests::device::{Golden, On, error, on_cpu, tokens};
+use shohin_tests::lora::check_adapted;
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
 use std::sync::Arc;
@@ -128,6 +129,20 @@ fn float_weights_are_not_multiplied_by_integers() {
             assert!(error < 1e-5, "{format:?}, at once {at_once}: {error}");
         }
     }
+}
+
+#[test]
+fn adapted_models_agree() {
+    let (gpus, mut turn) = ([open(true), open(false)], 0);
+    check_adapted(|model, activations| {
+        turn += 1;
+        let gpu = Arc::clone(&gpus[turn / 2 % 2]);
+        let options = GpuDeviceOptions { activations, batch: 64, ..Default::default() };
+        let device = pollster::block_on(async {
+            GpuModel::from_model(gpu, model).await.unwrap().device(&options).await.unwrap()
+        });
+        On::new(device, &kv(KvFormat::F32))
+    });
 }
 
 #[test]

@@ -193,6 +193,10 @@ static inline void linear_rows(device const uint* codes, device const uint* scal
     }
 }
 
+static inline float gated(float gate, float up) {
+    return gate / (1.0f + exp(min(-gate, 88.0f))) * up;
+}
+
 // The same over two matrices of one layout: silu(x G^T) * (x U^T).
 template <typename I, typename W, typename S, uint T>
 static inline void swiglu_rows(device const uint* codes, device const uint* scales, device const uint* up_codes,
@@ -215,7 +219,7 @@ static inline void swiglu_rows(device const uint* codes, device const uint* scal
     float up = lane_result<T>(up_sums, lane);
     uint row = first_row + lane / T;
     if (lane < LINEAR_ROWS * T && row < m.rows && lane % T < tile.count) {
-        output[result_of(order, tile, lane % T, m) * m.stride + row] = gate / (1.0f + exp(min(-gate, 88.0f))) * up;
+        output[result_of(order, tile, lane % T, m) * m.stride + row] = gated(gate, up);
     }
 }
 
@@ -257,3 +261,18 @@ LINEAR_CODES(levels_general, Levels, General)
 LINEAR(f16, Floats, Float16, Plain)
 LINEAR(bf16, Floats, BFloat16, Plain)
 LINEAR(f32, Floats, Float32, Plain)
+
+struct Gate {
+    Batch batch;
+    uint cols;
+};
+
+// gate (rows, cols) = silu(gate) * up: of halves that were computed apart. Each thread has one.
+kernel void gate(device float* gates [[buffer(0)]], device const float* ups [[buffer(1)]],
+                 constant Gate& p [[buffer(2)]], THREAD) {
+    uint col = (group.x * LINEAR_SIMDS + simd_index) * 32 + lane;
+    if (col < p.cols) {
+        uint at = group.y * p.cols + col;
+        gates[at] = gated(gates[at], ups[at]);
+    }
+}

@@ -205,6 +205,7 @@ pub fn kernel_names() -> Vec<String> {
         "route",
         "route_tiles",
         "experts_add",
+        "gate",
     ]
     .map(String::from)
     .to_vec();
@@ -399,6 +400,12 @@ impl<D: Driver> Kernels<'_, D> {
             [&gate.codes, &gate.scales, &up.codes, &up.scales, input[0], input[1], output, tiles, order];
         let words = matrix_words(gate, gate.rows, Output::Store, pairs.map_or(0, |pairs| pairs.share));
         self.make(&name, &buffers, words, product_grid(gate, tile, pairs), LINEAR_SIMDS, 0)
+    }
+
+    /// `gate (rows, cols) = silu(gate) * up`
+    pub(crate) fn gate(&mut self, cols: usize, gate: &D::Buffer, up: &D::Buffer) -> Result<Kernel<D>> {
+        let grid = Grid::PerTile(cols.div_ceil(LINEAR_SIMDS * 32), 1);
+        self.make("gate", &[gate, up], vec![cols as u32], grid, LINEAR_SIMDS, 0)
     }
 
     /// The choice of each row's experts from `logits (rows, experts)`, and its pairs as tiles if there are several rows.

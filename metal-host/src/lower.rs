@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::kernel::{Choices, Kernel, Kernels, MAX_PARTS, Output, Pairs, Pipelines, RopeStore, TILE_ROWS};
 use crate::weights::{Matrix, MetalModel};
 use shohin_core::Activations;
+use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, TensorId};
-use shohin_core::model::{Program, lora};
 
 /// The buffers of a program, and the inputs of a run.
 pub(crate) struct Scratch<B> {
@@ -215,8 +215,12 @@ impl<D: Driver> Lowering<'_, D> {
                 expected: "a whole one",
             }),
             Op::Experts(ref experts) => self.experts(experts),
-            Op::Swiglu { .. } => {
-                Err(Error::Operation { found: lora::REFUSED, expected: "none; the CPU computes them" })
+            Op::Swiglu { gate, up } => {
+                let [from, to] = [up, gate].map(|id| self.scratch.floats(id));
+                let kernel = self.kernels.gate(self.model.program().cols(up), to, from)?;
+                self.steps.push(Step::Any(kernel));
+                self.fresh[gate.index()] = false;
+                Ok(())
             }
             Op::Select { .. } | Op::Merge { .. } => {
                 Err(Error::Operation { found: "a mixture of depths", expected: "blocks that no token skips" })

@@ -6,7 +6,7 @@ use std::path::Path;
 use shohin_core::cpu::{Cpu, CpuOptions, Isa};
 use shohin_core::gguf::{Gguf, GgufWriter};
 use shohin_core::model::program::Op;
-use shohin_core::model::{LoraAdapter, Split};
+use shohin_core::model::{LoraAdapter, Split, lora};
 use shohin_core::{Activations, BonsaiModel, Error, Format, KvFormat, Result, Serial};
 use shohin_tests::Random;
 use shohin_tests::cpu::{all_logits, exact, in_format};
@@ -23,12 +23,7 @@ fn tokens() -> Vec<u32> {
 
 /// The model with adapters, each at its scale.
 fn adapted(model: &[u8], adapters: &[(&[u8], f32)]) -> Result<BonsaiModel<Vec<u8>>> {
-    let files = adapters.iter().map(|(file, scale)| Ok((Gguf::parse(file)?, *scale)));
-    let files = files.collect::<Result<Vec<_>>>()?;
-    let read = files.iter().map(|(file, scale)| Ok((LoraAdapter::from_gguf(file)?, *scale)));
-    let read = read.collect::<Result<Vec<_>>>()?;
-    let all: Vec<_> = read.iter().map(|(adapter, scale)| (adapter, *scale)).collect();
-    BonsaiModel::load(model.to_vec())?.adapt(&all, |bytes| bytes)
+    shohin_tests::lora::adapted(model, adapters, 1)
 }
 
 fn logits(model: BonsaiModel<Vec<u8>>, tokens: &[u32], options: &CpuOptions, kv: KvFormat) -> Vec<f32> {
@@ -105,6 +100,25 @@ fn bits_do_not_depend_on_kernels_nor_on_how_many_tokens_are_computed_at_once() {
     let want = bits(Isa::detect(), 1);
     assert!(want.iter().all(|x| x.is_finite()));
     assert!(bits(Isa::SCALAR, 30) == want && bits(Isa::detect(), 7) == want);
+}
+
+#[test]
+fn ranks_may_be_filled_up() {
+    let (model, every, some) =
+        (fixture("qwen3-untied.gguf"), fixture("lora/all.gguf"), fixture("lora/some.gguf"));
+    let adapters = [(&every[..], 0.5), (&some[..], -2.0)];
+    let [plain, padded] =
+        [1, lora::UNIT].map(|multiple| shohin_tests::lora::adapted(&model, &adapters, multiple).unwrap());
+    let factors = |model: &BonsaiModel<Vec<u8>>| {
+        let all = model.program().tensors.iter().filter(|tensor| tensor.name.contains(".lora_"));
+        all.map(|tensor| (tensor.rows, tensor.cols)).collect::<Vec<_>>()
+    };
+    let [before, after] = [&plain, &padded].map(factors);
+    assert!(before.len() == after.len() && before.chunks(2).any(|pair| pair[0].0 < lora::UNIT));
+    assert!(after.chunks(2).all(|pair| [pair[0].0, pair[1].1] == [lora::UNIT; 2]));
+    let [want, got] = [plain, padded].map(|model| logits(model, &tokens(), &exact(), KvFormat::F32));
+    let worst = worst(&got, &want);
+    assert!(worst < 1e-5, "{worst}");
 }
 
 /// Matrices without an adapter are computed as before, and products that share their input still do.

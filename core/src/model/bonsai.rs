@@ -134,13 +134,28 @@ impl<B: ModelBytes> BonsaiModel<B> {
     /// [`Error::Unsupported`] if an adapter is for another architecture or for a matrix that the model lacks, or that
     /// cannot be adapted; [`Error::TensorShape`], [`Error::Option`] for a scale that is not finite, [`Error::Memory`].
     pub fn adapt(
+        self,
+        adapters: &[(&LoraAdapter<'_>, f32)],
+        hold: impl FnOnce(Vec<u8>) -> B,
+    ) -> Result<Self> {
+        self.adapt_padded(adapters, 1, hold)
+    }
+
+    /// As [`BonsaiModel::adapt`], with ranks that are filled up with zeros to a multiple of `multiple`, which changes no
+    /// result: GPUs need [`lora::UNIT`].
+    ///
+    /// # Errors
+    /// As [`BonsaiModel::adapt`].
+    pub fn adapt_padded(
         mut self,
         adapters: &[(&LoraAdapter<'_>, f32)],
+        multiple: usize,
         hold: impl FnOnce(Vec<u8>) -> B,
     ) -> Result<Self> {
         let part = self.weights.parts().len();
         let architecture = self.config.architecture.name;
-        let Adapted { program, tensors, bytes } = lora::adapt(&self.program, architecture, adapters, part)?;
+        let adapted = lora::adapt(&self.program, architecture, adapters, part, multiple)?;
+        let Adapted { program, tensors, bytes } = adapted;
         if !tensors.is_empty() {
             self.weights.append(tensors, hold(bytes))?;
             self.program = program;

@@ -13,6 +13,8 @@
 //!
 //! `adapter.lora.alpha` is `alpha`; if it is 0 or missing, `alpha / r` is 1. Factors are computed in f32 with f32 inputs,
 //! also where the model's own matrices are multiplied in integers.
+//!
+//! For GPUs, ranks are filled up with zeros to a multiple of [`UNIT`].
 #![forbid(unsafe_code)]
 
 use alloc::string::String;
@@ -31,8 +33,9 @@ use crate::quant::{Format, Matrix};
 /// The value of `general.type` in an adapter's file.
 pub const ADAPTER: &str = "adapter";
 
-/// The operation of an adapted model that devices other than the CPU refuse, and how they say it.
-pub const REFUSED: &str = "a gated product with an adapter (LoRA)";
+/// Columns that the kernels of GPUs take at once: for them, ranks are filled up to a multiple of it, see
+/// [`BonsaiModel::adapt_padded`](super::BonsaiModel::adapt_padded).
+pub const UNIT: usize = 32;
 
 /// Suffixes of the two factors' names.
 const A: &str = ".lora_a";
@@ -209,15 +212,16 @@ struct Factors {
 }
 
 /// Adds `adapters`, each with its scale, to `program`, of a model of `architecture`. Their factors will be in part number
-/// `part` of the model.
+/// `part` of the model, with ranks that are filled up to a multiple of `multiple`.
 pub(super) fn adapt(
     program: &Program,
     architecture: &'static str,
     adapters: &[(&LoraAdapter<'_>, f32)],
     part: usize,
+    multiple: usize,
 ) -> Result<Adapted> {
     let adapted = Adapted { program: program.clone(), tensors: Vec::new(), bytes: Vec::new() };
-    let mut pass = Pass { adapted, part, factors: Vec::new() };
+    let mut pass = Pass { adapted, part, multiple: multiple.max(1), factors: Vec::new() };
     for &(adapter, scale) in adapters {
         if !scale.is_finite() {
             let (what, found) = ("scale of an adapter", f64::from(scale));
@@ -281,21 +285,30 @@ impl Program {
 struct Pass {
     adapted: Adapted,
     part: usize,
+    /// Of ranks.
+    multiple: usize,
     factors: Vec<Factors>,
 }
 
 impl Pass {
     /// Takes the factors of a matrix over, `B` times `factor`.
     fn hold(&mut self, matrix: TensorId, pair: &LoraPair<'_>, factor: f64) -> Result<()> {
-        let a = self.tensor([pair.name, A].concat(), &pair.a, 1.0)?;
-        let b = self.tensor([pair.name, B].concat(), &pair.b, factor)?;
+        let rank = pair.rank().next_multiple_of(self.multiple);
+        let a = self.tensor([pair.name, A].concat(), &pair.a, [rank, pair.a.cols()], 1.0)?;
+        let b = self.tensor([pair.name, B].concat(), &pair.b, [pair.b.rows(), rank], factor)?;
         self.factors.push(Factors { matrix, a, b });
         Ok(())
     }
 
-    /// A copy of `matrix` times `factor`: in its format if that is a float which has all products, else in F32.
-    fn tensor(&mut self, name: String, matrix: &Matrix<'_>, factor: f64) -> Result<TensorId> {
-        let (rows, cols) = (matrix.rows(), matrix.cols());
+    /// A copy of `matrix` times `factor`: in its format if that is a float which has all products, else in F32. It is filled up
+    /// with zeros to `rows` and `cols`.
+    fn tensor(
+        &mut self,
+        name: String,
+        matrix: &Matrix<'_>,
+        [rows, cols]: [usize; 2],
+        factor: f64,
+    ) -> Result<TensorId> {
         let bytes = &mut self.adapted.bytes;
         let need = rows.saturating_mul(cols).saturating_mul(size_of::<f32>()).saturating_add(ALIGNMENT);
         bytes.try_reserve(need).map_err(|_| error!(Memory { need: need as u64, have: 0 }))?;
@@ -304,7 +317,10 @@ impl Pass {
         let mut row = vec![0.0; cols];
         let mut write = |format: Format, bytes: &mut Vec<u8>| -> Result<bool> {
             for i in 0..rows {
-                matrix.unpack_row(i, &mut row)?;
+                match i < matrix.rows() {
+                    true => matrix.unpack_row(i, &mut row[..matrix.cols()])?,
+                    false => row.fill(0.0),
+                }
                 for &x in &row {
                     let x = (f64::from(x) * factor) as f32;
                     let stored = if format == Format::F16 {

@@ -103,9 +103,10 @@ fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
             Op::LinearSwiglu { x, gate, .. } => found.push((*x, *gate)),
             Op::Experts(e) => found.extend([(e.x, e.router), (e.x, e.gate), (e.gated, e.down)]),
             // Refused when the model is uploaded.
-            Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. } => {}
+            Op::Select { .. } | Op::Merge { .. } => {}
             Op::Embed { .. }
             | Op::RmsNorm { .. }
+            | Op::Swiglu { .. }
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Exchange(_) => {}

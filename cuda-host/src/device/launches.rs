@@ -8,7 +8,7 @@ use super::backend::CudaBackend;
 use super::kernels::{FEW_TOKENS, FLOAT_TOKENS, INTEGER_TOKENS, MMA_OUTPUTS, MMA_TOKENS, THREADS};
 use super::shape::{Shape, attention_blocks};
 use crate::args::{
-    AttentionArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, RopeArgs, RouteArgs, TilesArgs,
+    AttentionArgs, EmbedArgs, ExpertsAddArgs, GateArgs, NormArgs, ProductArgs, RopeArgs, RouteArgs, TilesArgs,
 };
 use crate::driver::{Driver, LaunchSize};
 use crate::error::Result;
@@ -329,6 +329,15 @@ impl<D: Driver> CudaBackend<D> {
         self.launch(self.kernels.rmsnorm, [rows, 1, 1], threads, args)
     }
 
+    /// A gated product whose halves were computed apart.
+    fn gate(&self, gate: BufferId, up: BufferId, rows: usize) -> Result<()> {
+        let units = rows * self.model.program().cols(up) / 32;
+        let [words, meta] = self.integers(gate);
+        let (gate, up) = (self.floats(gate), self.floats(up));
+        let args = GateArgs { gate, up, words, meta, units: units as u32, unused: 0 };
+        self.launch(self.kernels.gate, [units.div_ceil(4), 1, 1], THREADS, args)
+    }
+
     fn rope_args(
         &self,
         layer: usize,
@@ -422,9 +431,9 @@ impl<D: Driver> CudaBackend<D> {
                 self.quantize(*out, rows, program.tensor(*gate).rows)
             }
             Op::Experts(experts) => self.experts(experts, rows),
-            Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. } => {
-                Err(CoreError::Device { problem: "CUDA computes neither mixtures of depths nor adapters" }
-                    .into())
+            Op::Swiglu { gate, up } => self.gate(*gate, *up, rows),
+            Op::Select { .. } | Op::Merge { .. } => {
+                Err(CoreError::Device { problem: "CUDA does not compute mixtures of depths" }.into())
             }
             Op::Exchange(exchange) => self.exchange(*exchange, rows),
             Op::RopeStore { layer, q, k, v, norm, eps } => {

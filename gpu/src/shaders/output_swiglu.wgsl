@@ -9,17 +9,14 @@ fn weight_row(row: u32) -> u32 {
     return at / 2u + (at & 1u) * (ROWS / 2u);
 }
 
-fn swiglu(gate: f32, up: f32) -> f32 {
-    return gate / (1.0 + exp(min(-gate, 88.0))) * up;
-}
-
 // Rows `row` .. `row + 4` of one token.
 fn put(token: u32, row: u32, value: vec4<f32>) {
     let at = token * OUTPUT_STRIDE + FIRST_ROW + row / 2u;
+    let y = swiglu(value.xz, value.yw);
     if row < ROWS {
-        output[at] = swiglu(value.x, value.y);
+        output[at] = y.x;
     }
     if row + 2u < ROWS {
-        output[at + 1u] = swiglu(value.z, value.w);
+        output[at + 1u] = y.y;
     }
 }

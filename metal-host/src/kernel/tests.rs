@@ -54,6 +54,24 @@ fn every_kernel_of_a_device_exists() {
     }
 }
 
+#[test]
+fn halves_that_were_computed_apart_are_gated() {
+    let (rows, cols) = (3, 160);
+    let gates: Vec<f32> = (0..rows * cols).map(|i| 0.4 * (i as f32 - 240.0)).collect();
+    let ups: Vec<f32> = (0..rows * cols).map(|i| (i % 7) as f32 - 3.0).collect();
+    for order in Order::ALL {
+        let mut bench = Bench::new(order);
+        let (to, from) = (bench.upload(&gates), bench.upload(&ups));
+        let kernel = bench.kernels().gate(cols, &to, &from).unwrap();
+        bench.run(&[&kernel], BatchShape::rows(rows));
+        let got = bench.download::<f32>(&to, rows * cols);
+        for ((got, gate), up) in got.iter().zip(&gates).zip(&ups) {
+            let want = f64::from(*gate) / (1.0 + f64::from(-gate).exp()) * f64::from(*up);
+            assert!((f64::from(*got) - want).abs() <= 1e-5 * want.abs() + 1e-30, "{gate} {up}: {got}");
+        }
+    }
+}
+
 /// Random integers as activations, with their scales and sums, and the same numbers as floats.
 struct Inputs {
     words: Vec<i8>,

@@ -8,6 +8,7 @@ use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, BonsaiModel, Cpu, Format, Gguf, KvFormat, Session};
 use shohin_metal::{Error, MetalDevice, MetalModel};
 use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
+use shohin_tests::lora::check_adapted;
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
 
@@ -23,6 +24,15 @@ fn metal(file: &[u8], activations: Activations, format: KvFormat, order: Order) 
     let model = MetalModel::new(tested(order), &load(file)).unwrap();
     let options = ScratchOptions { activations, batch: 16, ..ScratchOptions::default() };
     On::new(model.device(&options).unwrap(), &kv(format))
+}
+
+#[test]
+fn adapted_models_agree() {
+    check_adapted(|model, activations| {
+        let model = MetalModel::new(tested(Order::Shuffled), model).unwrap();
+        let options = ScratchOptions { activations, ..ScratchOptions::default() };
+        On::new(model.device(&options).unwrap(), &kv(KvFormat::F32))
+    });
 }
 
 #[test]
