@@ -194,8 +194,8 @@ pub(crate) struct DeviceArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Model and engine")]
 pub(crate) struct AdapterArgs {
-    /// Apply an adapter (LoRA), a GGUF file or a folder that PEFT has saved, at SCALE, or 1 without one; several add up; CPU
-    /// only
+    /// Apply an adapter (LoRA), a GGUF file or a folder that PEFT has saved, at SCALE, or 1 without one; several add
+    /// up
     #[arg(long, value_name = "FILE[=SCALE]", value_parser = str::parse::<Lora>)]
     pub(crate) lora: Vec<Lora>,
 }

@@ -704,7 +704,7 @@ fn an_adapter_changes_replies_as_merged_weights_would() {
     assert!(fails(&["run", "x", "--lora", &tokens]).contains("begins with"));
     assert!(refused(&["run", "x", "--lora", &format!("{lora}=many")]).contains("finite number"));
     assert!(refused(&["tokenize", "x", "--lora", &lora]).contains("unexpected argument '--lora'"));
-    assert!(misuse(&with(&ask, &["--lora", &lora, "--device", "cuda"])).contains("with an adapter"));
+    assert!(misuse(&with(&ask, &["--lora", &lora, "--split", "tensor:2"])).contains("with an adapter"));
 }
 
 /// PEFT's folder is read where it is, or converted first.
@@ -1709,14 +1709,18 @@ fn a_gpu_says_what_the_cpu_says() {
         Some((_, names)) => format!("--gpu={}", names.split([' ', ',', '\n']).next().unwrap()),
         None => "--gpu".into(),
     };
-    // With a configuration that differs from the file's, too.
-    let replies = [&[][..], &["--rope-base", "10"]].map(|more| {
+    let base = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.gguf")).unwrap();
+    let base = Gguf::parse(&base).unwrap();
+    let lora = temporary("gpu-lora.gguf", Adapter::random(&base, &["blk."], 4, 0.05, 1).to_vec());
+    let adapted = ["--lora", &lora, "--act", "f32", "-n", "8"];
+    // With a configuration that differs from the file's, and with an adapter, too.
+    let replies = [&[][..], &["--rope-base", "10"], &adapted].map(|more| {
         let (want, _) = shohin(more);
         let (said, complaint) = shohin(&with(more, &[&gpu]));
         assert_eq!(said, want, "{complaint}");
         said
     });
-    assert_ne!(replies[0], replies[1]);
+    assert!(replies[0] != replies[1] && !replies[0].starts_with(replies[2].trim_end()));
     let refused = Command::new(env!("CARGO_BIN_EXE_shohin")).args(["inspect", "--gpu"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
 }

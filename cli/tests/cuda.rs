@@ -5,6 +5,8 @@
 #[path = "../../cuda-host/tests/shim/build.rs"]
 mod build;
 
+use shohin_core::Gguf;
+use shohin_tests::lora::Adapter;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -70,6 +72,21 @@ fn cuda_ranks_say_what_one_gpu_says() {
     for way in ["tensor:2", "pipeline:3"] {
         assert_eq!(stdout(shohin(folder.path(), &with(&ask, &["--split", way]), "")), want, "{way}");
     }
+}
+
+#[test]
+fn cuda_adapters_say_what_the_cpu_says() {
+    let folder = libraries(false);
+    let model = std::fs::read(MODEL).unwrap();
+    let adapter = Adapter::random(&Gguf::parse(&model).unwrap(), &["blk."], 4, 0.1, 1);
+    let lora = folder.path().join("lora.gguf");
+    std::fs::write(&lora, adapter.to_vec()).unwrap();
+    let exact = ["run", "Hi", "--act", "f32", "--kv", "f32"];
+    let say = |more: &[&str]| stdout(shohin(folder.path(), &with(&exact, more), ""));
+    let lora = ["--lora", lora.to_str().unwrap()];
+    let want = say(&with(&lora, &["--device", "cpu"]));
+    assert_eq!(say(&with(&lora, &CUDA)), want);
+    assert_ne!(say(&CUDA), want);
 }
 
 /// A file of a conversation, whose keys and values are those of a model that is not split, goes on with other ranks.

@@ -170,8 +170,8 @@ impl Builder {
     /// Applies an adapter (LoRA) at this scale, in addition to others: a GGUF file, or with the feature `convert` a folder that
     /// PEFT has saved. Computes `y = W x + scale (alpha / r) B (A x)` for each adapted matrix, see
     /// [`shohin_core::model::lora`]. The model's own weights stay packed, and the [`WeightCache`] keeps them without adapters.
-    /// Only on the CPU, which the automatic choice then is; loading fails for another device, a split model, or one that is
-    /// read through a [window](Builder::weights_window).
+    /// On a GPU, ranks are filled up with zeros to a multiple of 32. Loading fails for a split model, or one that is read through a
+    /// [window](Builder::weights_window).
     ///
     /// ```no_run
     /// let model = shohin::Model::builder().adapter("adapter.gguf", 1.0).load("model.gguf")?;

@@ -21,7 +21,7 @@ impl CudaWeights {
     /// Uploads the model to GPU `number`; `compiling` as for [`Cuda::open_with`].
     pub(crate) fn load(number: usize, compiling: fn(), source: &Source<'_>) -> Result<CudaWeights> {
         let gpu = Arc::new(Cuda::open_with(number, compiling)?);
-        Ok(CudaWeights(CudaModel::with_config(gpu, &source.gguf, source.config.clone())?))
+        Ok(CudaWeights(CudaModel::from_model(gpu, &source.for_gpu()?)?))
     }
 
     pub(crate) fn device(&self, options: &CpuOptions) -> Result<CudaDevice<Cuda>> {

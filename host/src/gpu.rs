@@ -21,11 +21,8 @@ impl GpuWeights {
             source: Box::new(source),
             names: pollster::block_on(Gpu::names()),
         })?;
-        Ok(GpuWeights(pollster::block_on(GpuModel::with_config(
-            Arc::new(gpu),
-            &source.gguf,
-            source.config.clone(),
-        ))?))
+        let model = source.for_gpu()?;
+        Ok(GpuWeights(pollster::block_on(GpuModel::from_model(Arc::new(gpu), &model))?))
     }
 
     pub(crate) fn device(&self, options: &CpuOptions) -> Result<GpuDevice> {

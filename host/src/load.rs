@@ -55,7 +55,6 @@ impl Builder {
             return self.load_with(file, None);
         }
         let reason = match (self.split, self.weights_window) {
-            _ if !self.adapters.is_empty() => "adapters are for the CPU",
             (None, None) => return self.load_on_best(file),
             (Some(_), _) => "a model that is split runs on another device only by its name",
             (None, Some(_)) => "weights that stay in the file are for the CPU",
@@ -66,6 +65,7 @@ impl Builder {
     /// Loads the model on the fastest device that there is.
     fn load_on_best(&self, file: &ModelFile) -> Result<Model> {
         let speed = (self.threads, self.kv, self.activations, self.isa.clone(), self.repack, self.compact);
+        let speed = (speed, &self.adapters);
         let on = |name| self.clone().device(name);
         let choice = Choice { file, cache: self.weight_cache.as_ref(), options: &speed };
         match choice::fastest(&choice, &|name| on(name).load_with(file, None))? {

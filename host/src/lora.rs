@@ -78,12 +78,17 @@ pub(crate) fn open(paths: &[(PathBuf, f32)], config: &ModelConfig) -> Result<Vec
     paths.iter().map(|(path, scale)| Ok(Adapter::for_config(path, config)?.at(*scale))).collect()
 }
 
-/// Applies `adapters` to `model`.
-pub(crate) fn adapt(model: BonsaiModel<ShardBytes>, adapters: &[Adapter]) -> Result<BonsaiModel<ShardBytes>> {
+/// Applies `adapters` to `model`, with ranks that are filled up to a multiple of `multiple`.
+pub(crate) fn adapt(
+    model: BonsaiModel<ShardBytes>,
+    adapters: &[Adapter],
+    multiple: usize,
+) -> Result<BonsaiModel<ShardBytes>> {
     let mut model = model;
     // One after another, as errors name the file.
     for adapter in adapters {
-        model = adapter.with(|factors| model.adapt(&[(factors, adapter.scale)], ShardBytes::owned))?;
+        model = adapter
+            .with(|factors| model.adapt_padded(&[(factors, adapter.scale)], multiple, ShardBytes::owned))?;
     }
     Ok(model)
 }

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::source::Source;
 use shohin_core::device::ScratchOptions;
-use shohin_core::{BonsaiModel, CpuOptions, SessionOptions};
+use shohin_core::{CpuOptions, SessionOptions};
 use shohin_metal::{Driver, Metal, MetalDevice, MetalModel};
 use std::sync::Arc;
 
@@ -14,8 +14,7 @@ pub(crate) struct MetalWeights(Arc<MetalModel<Metal>>);
 impl MetalWeights {
     /// Packs the model for the default device.
     pub(crate) fn load(source: &Source<'_>) -> Result<MetalWeights> {
-        let model = BonsaiModel::with_config(&source.gguf, source.config.clone())?;
-        Ok(MetalWeights(MetalModel::new(Metal::open()?, &model)?))
+        Ok(MetalWeights(MetalModel::new(Metal::open()?, &source.for_gpu()?)?))
     }
 
     pub(crate) fn device(&self, options: &CpuOptions) -> Result<MetalDevice<Metal>> {

@@ -49,16 +49,11 @@ impl Plan {
     pub(crate) fn of(builder: &Builder, isa: Isa) -> Result<Plan> {
         #[cfg(feature = "mpi")]
         check_ranks(builder)?;
-        let device = &builder.device;
-        let on_cpu = matches!(device, DeviceName::Auto | DeviceName::Cpu);
+        let on_cpu = matches!(builder.device, DeviceName::Auto | DeviceName::Cpu);
         let split = builder.split.filter(|split| split.ranks() > 1);
         if !builder.adapters.is_empty() {
             let expected = "none with an adapter (lora): it is applied to whole models in memory";
             match (split, builder.weights_window) {
-                _ if !on_cpu => {
-                    let expected = "auto or cpu with an adapter (lora): it is applied on the CPU";
-                    return Err(refused("device", device, expected));
-                }
                 (Some(split), _) => return Err(refused("split", split, expected)),
                 (None, Some(window)) => return Err(refused("weights-window", window, expected)),
                 (None, None) => {}

@@ -46,10 +46,27 @@ impl<'f> Source<'f> {
         Tokenizer::from_gguf(&self.gguf).map(Tokenizer::into_owned)
     }
 
+    /// The model over the bytes of its parts, with the adapters, whose ranks are filled up to a multiple of `multiple`.
+    fn adapted(
+        &self,
+        parts: Vec<ShardBytes>,
+        read: &ReadOptions,
+        multiple: usize,
+    ) -> Result<BonsaiModel<ShardBytes>> {
+        let model = BonsaiModel::load_parts(parts, read, |_| self.config.clone());
+        let model = model.map_err(|wrong| self.file.error(wrong.part, wrong.error))?;
+        lora::adapt(model, &self.adapters, multiple)
+    }
+
     /// The model over the bytes of its parts, with the adapters.
     fn model(&self, parts: Vec<ShardBytes>, read: &ReadOptions) -> Result<BonsaiModel<ShardBytes>> {
-        let model = BonsaiModel::load_parts(parts, read, |_| self.config.clone());
-        lora::adapt(model.map_err(|wrong| self.file.error(wrong.part, wrong.error))?, &self.adapters)
+        self.adapted(parts, read, 1)
+    }
+
+    /// The model in the layout of the files, which stay mapped, with the adapters in the layout that GPUs need.
+    #[cfg(any(feature = "gpu", feature = "cuda", all(feature = "metal", target_os = "macos")))]
+    pub(crate) fn for_gpu(&self) -> Result<BonsaiModel<ShardBytes>> {
+        self.adapted(self.file.mapped(), &self.read, shohin_core::model::lora::UNIT)
     }
 
     /// The weights in the layout of the files, which stay mapped.

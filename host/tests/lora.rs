@@ -158,11 +158,9 @@ fn models_share_their_weights_with_others_that_are_adapted() {
 }
 
 #[test]
-fn adapters_run_on_the_cpu_only() {
+fn adapters_are_for_whole_models_in_memory() {
     let (_dir, path, lora) = files();
-    let with = || Model::builder().threads(1).adapter(&lora, 1.0);
-    let model = with().load(&path).unwrap();
-    assert_eq!(model.fallback().unwrap().reason, "adapters are for the CPU");
+    let with = || builder().adapter(&lora, 1.0);
     let option = |builder: Builder| match builder.load(&path).unwrap_err() {
         Error::Option { name, found, expected } => {
             assert!(expected.contains("with an adapter"), "{expected}");
@@ -170,11 +168,9 @@ fn adapters_run_on_the_cpu_only() {
         }
         other => panic!("{other}"),
     };
-    assert_eq!(option(with().gpu("x")), "device gpu:x");
-    assert_eq!(option(with().cuda(1)), "device cuda:1");
-    assert_eq!(option(with().metal()), "device metal");
-    assert_eq!(option(with().cpu().split(Split::Tensor(2))), "split tensor:2");
-    assert_eq!(option(with().cpu().weights_window(1 << 20)), "weights-window 1048576");
+    assert_eq!(option(with().split(Split::Tensor(2))), "split tensor:2");
+    assert_eq!(option(with().cuda(0).split(Split::Tensor(2))), "split tensor:2");
+    assert_eq!(option(with().weights_window(1 << 20)), "weights-window 1048576");
 }
 
 #[test]
