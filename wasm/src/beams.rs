@@ -58,11 +58,11 @@ impl Beams {
                 let options = SessionOptions { context, ..loaded.session };
                 let session = Session::open_paged(device, &options).await?;
                 let search =
-                    BeamSessions::new(device, session, &self.prompt, &self.options, &loaded.tokenizer)?;
+                    BeamSessions::new(device, session, &self.prompt, &self.options, &*loaded.tokenizer)?;
                 self.search.insert(search)
             }
         };
-        let goes_on = search.step(device, &loaded.tokenizer).await?;
+        let goes_on = search.step(device, &*loaded.tokenizer).await?;
         let begun = !search.is_empty();
         if !goes_on {
             for beam in self.search.take().map_or(Vec::new(), BeamSessions::finish) {

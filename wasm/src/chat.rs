@@ -185,9 +185,7 @@ impl Chat {
     /// # Errors
     /// `snapshot_damaged`; `snapshot_foreign` if another model or other settings made it; `context_full`.
     pub fn restore(&mut self, bytes: &[u8]) -> JsResult<Array> {
-        self.end();
-        self.conversation.set_prefix(PrefixState::default()).map_err(js)?;
-        self.session.truncate(0).map_err(js)?;
+        self.forget().map_err(js)?;
         let found = snapshot::open(bytes, &self.origin(), sha256).map_err(js)?;
         self.session.import(&mut self.device, found.prefix.held(), found.kv).map_err(js)?;
         let messages = found.history.messages.iter().map(message_object).collect();
@@ -219,6 +217,25 @@ impl Chat {
     pub(crate) fn continue_tokens(&mut self, tokens: Vec<u32>, options: TurnOptions) -> Result<()> {
         let turn = Turn::Text { measured: options.logprobs.is_some() };
         self.begin(Request::Complete(tokens), options, turn)
+    }
+
+    /// Ends the turn, and empties the cache.
+    fn forget(&mut self) -> Result<()> {
+        self.end();
+        self.conversation.set_prefix(PrefixState::default())?;
+        self.session.truncate(0)
+    }
+
+    /// Goes on with the same model with other adapters, which has none of its keys and values.
+    #[cfg(not(feature = "gpu"))]
+    pub(crate) fn change(&mut self, loaded: &Rc<Loaded>) -> Result<()> {
+        if loaded.fingerprint() == self.loaded.fingerprint() {
+            return Ok(());
+        }
+        self.forget()?;
+        self.device = loaded.weights.device(self.session.capacity())?;
+        self.loaded = Rc::clone(loaded);
+        Ok(())
     }
 
     fn begin_search(&mut self, beams: Beams, turn: Turn) {
@@ -267,7 +284,7 @@ impl Chat {
                 Action::Decode(tokens) => tokens,
             };
             let logits = session.read_out(device, tokens, *readout, sparse).await?;
-            let Some(piece) = conversation.logits(&loaded.tokenizer, logits)? else {
+            let Some(piece) = conversation.logits(&*loaded.tokenizer, logits)? else {
                 return Ok(Step::Prompt);
             };
             chunk.push(&piece);
@@ -294,8 +311,8 @@ impl Chat {
     }
 
     fn origin(&self) -> Origin {
-        let Loaded { fingerprint, weights, session, .. } = &*self.loaded;
-        Origin::new(*fingerprint, device::LAYOUT, session, weights.activations())
+        let Loaded { weights, session, .. } = &*self.loaded;
+        Origin::new(self.loaded.fingerprint(), device::LAYOUT, session, weights.activations())
     }
 
     fn end_turn(&mut self) -> Option<Finish> {

@@ -48,13 +48,13 @@ impl FileHash {
     }
 
     /// With what else decides about keys and values, as the host library hashes it.
-    pub(crate) fn finish(mut self, config: &ModelConfig, layout_42: &str) -> [u8; 32] {
+    pub(crate) fn finish(mut self, config: &ModelConfig, layout_42: &str) -> Sha256 {
         self.hash.update(self.samples.finish());
         // Frequencies that depend on the context.
         if let Some(context) = config.positions.frequencies().scaling.context() {
             self.hash.update(context.to_le_bytes());
         }
         self.hash.update(layout_42);
-        self.hash.finalize().into()
+        self.hash
     }
 }

@@ -7,6 +7,9 @@
 // Waiting for a word of shared memory; only the build of the whole standard library for threads gets here.
 #![cfg_attr(target_feature = "atomics", feature(stdarch_wasm_atomic_wait))]
 
+#[cfg(not(feature = "gpu"))]
+#[path = "cpu/adapter.rs"]
+mod adapter;
 mod beams;
 #[cfg_attr(not(feature = "gpu"), path = "cpu/calls.rs")]
 #[cfg_attr(feature = "gpu", path = "gpu/calls.rs")]
@@ -36,6 +39,8 @@ mod threads;
 
 use wasm_bindgen::prelude::wasm_bindgen;
 
+#[cfg(not(feature = "gpu"))]
+pub use adapter::Adapter;
 pub use chat::{Chat, Step};
 pub use checksum::Checksum;
 pub use embedder::Embedder;

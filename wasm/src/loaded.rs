@@ -3,6 +3,7 @@
 use crate::checksum::FileHash;
 use crate::device::{Device, DeviceError, Weights};
 use crate::info::FileInfo;
+use sha2::{Digest, Sha256};
 use shohin_core::chat::ChatModel;
 use shohin_core::constrain::Vocabulary;
 use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
@@ -13,14 +14,15 @@ use std::sync::Arc;
 
 /// The state that all conversations share.
 pub(crate) struct Loaded {
-    pub(crate) tokenizer: Tokenizer<'static>,
+    pub(crate) tokenizer: Rc<Tokenizer<'static>>,
     pub(crate) weights: Weights,
     /// Options of conversations but for their context.
     pub(crate) session: SessionOptions,
-    pub(crate) fingerprint: [u8; 32],
-    pub(crate) file: FileInfo,
+    /// What snapshots are of.
+    pub(crate) origin: Sha256,
+    pub(crate) file: Rc<FileInfo>,
     /// Built when a reply is first constrained.
-    vocabulary: OnceCell<Arc<Vocabulary>>,
+    pub(crate) vocabulary: Rc<OnceCell<Arc<Vocabulary>>>,
 }
 
 impl Loaded {
@@ -31,8 +33,14 @@ impl Loaded {
         session: SessionOptions,
         hash: FileHash,
     ) -> Rc<Loaded> {
-        let fingerprint = hash.finish(weights.config(), file.layout_42);
-        Rc::new(Loaded { tokenizer, weights, session, fingerprint, file, vocabulary: OnceCell::new() })
+        let origin = hash.finish(weights.config(), file.layout_42);
+        let (tokenizer, file, vocabulary) = (Rc::new(tokenizer), Rc::new(file), Rc::default());
+        Rc::new(Loaded { tokenizer, weights, session, origin, file, vocabulary })
+    }
+
+    /// What distinguishes it from models whose keys and values are others.
+    pub(crate) fn fingerprint(&self) -> [u8; 32] {
+        self.origin.clone().finalize().into()
     }
 
     /// A device and a sequence on it for `context` tokens.

@@ -20,9 +20,9 @@ use wasm_bindgen::prelude::*;
 #[wasm_bindgen]
 pub struct Model {
     /// Made while loading, to know that there is memory for it.
-    first: Option<Chat>,
+    pub(crate) first: Option<Chat>,
     pub(crate) loaded: Rc<Loaded>,
-    context: usize,
+    pub(crate) context: usize,
 }
 
 #[wasm_bindgen]

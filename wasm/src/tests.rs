@@ -4,7 +4,7 @@
 #[path = "../../tests/src/long_rope.rs"]
 mod long_rope;
 
-use crate::{Chat, Loader, Model, Step};
+use crate::{Adapter, Chat, Loader, Model, Step};
 use js_sys::{Array, JSON, Reflect, Uint8Array, Uint32Array};
 use long_rope::long_rope;
 use shohin_core::chat::TurnOptions;
@@ -18,6 +18,10 @@ use wasm_bindgen::JsValue;
 use wasm_bindgen_test::wasm_bindgen_test;
 
 const SPROUT: &[u8] = include_bytes!("../../models/sprout.gguf");
+
+/// One for `SPROUT`, and one for another model.
+const ADAPTER: &[u8] = include_bytes!("../../tests/fixtures/lora/sprout.gguf");
+const ALIEN: &[u8] = include_bytes!("../../tests/fixtures/lora/all.gguf");
 
 /// A random Qwen3 of two layers, and its logits by an f64 forward in numpy.
 const MICRO: &[u8] = include_bytes!("../../tests/fixtures/golden_model/synth-micro-q1_0.gguf");
@@ -237,6 +241,108 @@ fn base_3_weights_are_expanded() {
     assert_eq!(Array::from(&get(&file, "formats")).get(0).as_string().unwrap(), "PTQ1_0");
     assert_eq!(get(&file, "fileBytes").as_f64().unwrap(), bytes.len() as f64);
     assert!(get(&memory, "weights").as_f64().unwrap() > bytes.len() as f64 * 1.1);
+}
+
+fn adapter(bytes: &[u8]) -> Result<Adapter, JsValue> {
+    let mut adapter = Adapter::new();
+    for piece in bytes.chunks(10_007) {
+        adapter.append(&Uint8Array::from(piece))?;
+    }
+    adapter.check()?;
+    Ok(adapter)
+}
+
+#[wasm_bindgen_test]
+fn adapters_join_a_loaded_model() {
+    let mut base = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
+    let prompt = base.tokenize("Once upon a time", false);
+    let pirate = adapter(ADAPTER).unwrap();
+    let scales = [1.0, 0.5, -1.0];
+    let pages = core::arch::wasm32::memory_size(0);
+    let mut models = scales.map(|scale| base.adapted(&pirate, scale).unwrap());
+    // They share the weights.
+    let grown = (core::arch::wasm32::memory_size(0) - pages) * 65536;
+    assert!(grown < SPROUT.len(), "{grown} bytes");
+    let mut both = models[1].adapted(&pirate, -1.0).unwrap();
+    let gguf = Gguf::parse(ADAPTER).unwrap();
+    let factors = shohin_core::model::LoraAdapter::from_gguf(&gguf).unwrap();
+    let sets: [&[f32]; 5] = [&[], &[1.0], &[0.5], &[-1.0], &[0.5, -1.0]];
+    // As core says in this module without anything shared, and as other builds say.
+    let want = sets.map(|scales| {
+        let adapters: Vec<_> = scales.iter().map(|&scale| (&factors, scale)).collect();
+        let model = BonsaiModel::load(SPROUT.to_vec()).unwrap().adapt(&adapters, |bytes| bytes).unwrap();
+        let mut device = Cpu::repacked(model, &CpuOptions::default(), Serial).unwrap();
+        let mut session = Session::new(&mut device, &SessionOptions::default()).unwrap();
+        let (mut tokens, mut said) = (prompt.clone(), Vec::new());
+        for _ in 0..24 {
+            let logits = session.forward_prefill(&mut device, &tokens).unwrap();
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+            said.push(best as u32);
+            tokens = vec![best as u32];
+        }
+        base.detokenize(&said).unwrap()
+    });
+    assert!(want[1].starts_with(", there was a shy little girl. Her mother."), "{}", want[1]);
+    let [one, half, minus] = &mut models;
+    let mut chats = [&mut base, one, half, minus, &mut both].map(|model| model.chat(0.0).unwrap());
+    // A step of each in turn.
+    chats.iter_mut().for_each(|chat| chat.continue_tokens(prompt.clone(), greedy(24)).unwrap());
+    while chats.each_mut().map(|chat| chat.step().unwrap()) != [Step::Done; 5] {}
+    let said = chats.each_mut().map(|chat| get(&chat.finish(), "text").as_string().unwrap());
+    assert_eq!(said, want);
+
+    // Snapshots are of one set: also of one that was made again, in which those at 0 are not.
+    let snapshots = chats.each_mut().map(|chat| chat.snapshot(&Array::new()).unwrap());
+    let again = base.adapted(&pirate, 0.0).unwrap().adapted(&pirate, 1.0).unwrap();
+    let mut chat = base.chat(0.0).unwrap();
+    let models = [&base, &again, &models[1], &models[2], &both];
+    for (i, model) in models.into_iter().enumerate() {
+        chat.change_to(model).unwrap();
+        assert_eq!(reply(&mut chat, &prompt, 24), (want[i].clone(), 0));
+        for (j, snapshot) in snapshots.iter().enumerate() {
+            match chat.restore(snapshot) {
+                Ok(_) => assert_eq!(i, j),
+                Err(error) => assert!(i != j && code(&error) == "snapshot_foreign", "{i} {j}"),
+            }
+        }
+        assert_eq!(reply(&mut chat, &prompt, 24).0, want[i]);
+        // The same adapters: what is in the cache stays.
+        chat.change_to(model).unwrap();
+        assert_eq!(reply(&mut chat, &prompt, 24), (want[i].clone(), prompt.len() - 1));
+    }
+}
+
+#[wasm_bindgen_test]
+fn adapters_that_do_not_fit_are_refused() {
+    let base = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
+    for (bytes, want) in [(&b""[..], "truncated"), (&ADAPTER[..20_000], "truncated"), (SPROUT, "unsupported")]
+    {
+        assert_eq!(code(&adapter(bytes).err().unwrap()), want);
+    }
+    let alien = base.adapted(&adapter(ALIEN).unwrap(), 1.0).err().unwrap();
+    assert_eq!(code(&alien), "tensor_shape", "{}", message(&alien));
+    for scale in [f32::NAN, f32::INFINITY] {
+        assert_eq!(code(&base.adapted(&adapter(ADAPTER).unwrap(), scale).err().unwrap()), "option");
+    }
+}
+
+#[wasm_bindgen_test]
+fn dropping_adapted_models_gives_their_memory_back() {
+    let mut base = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
+    let mut chat = base.chat(0.0).unwrap();
+    let round = |chat: &mut Chat| {
+        let pirate = adapter(ADAPTER).unwrap();
+        for model in [0.5, 1.0].map(|scale| base.adapted(&pirate, scale).unwrap()) {
+            chat.change_to(&model).unwrap();
+        }
+        chat.change_to(&base).unwrap();
+    };
+    round(&mut chat);
+    let before = core::arch::wasm32::memory_size(0);
+    (0..100).for_each(|_| round(&mut chat));
+    let after = core::arch::wasm32::memory_size(0);
+    // A leak of the files alone would be 74 pages.
+    assert!(after <= before + 2, "{before} -> {after} pages");
 }
 
 #[wasm_bindgen_test]

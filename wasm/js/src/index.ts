@@ -9,6 +9,7 @@ export type * from "./api/info.js";
 export type * from "./api/message.js";
 export type * from "./api/options.js";
 export type { Reply } from "./api/reply.js";
+export type { Adapters } from "./engine/adapters.js";
 export type { ChatSession } from "./engine/chat-session.js";
 export { Conversation } from "./engine/conversation.js";
 export { Engine } from "./engine/engine.js";

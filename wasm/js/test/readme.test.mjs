@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync } from "node:fs";
-import { lstat, mkdir, mkdtemp, readFile, rm, symlink, writeFile } from "node:fs/promises";
+import { copyFile, lstat, mkdir, mkdtemp, readFile, rm, symlink, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
@@ -43,6 +43,7 @@ describe("README.md and docs/web", { timeout: 300_000 }, () => {
     }
     await symlink(PACKAGE, join(project, "node_modules/shohin"));
     await symlink(fileURLToPath(new URL("../../../models", import.meta.url)), join(project, "models"));
+    await copyFile(fileURLToPath(new URL("../../../tests/fixtures/lora/sprout.gguf", import.meta.url)), join(project, "pirate.gguf"));
     server = await serve(pathToFileURL(`${project}/`));
     browser = await launch();
   });
@@ -74,7 +75,7 @@ describe("README.md and docs/web", { timeout: 300_000 }, () => {
   }
 
   test("has examples of the languages tested here, and no others", () => {
-    assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["sh", "ts", "html", "js", "ts", "ts", "ts"]);
+    assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["sh", "ts", "html", "js", "ts", "ts", "ts", "ts"]);
   });
 
   test("says how to install the package, and not by a link", async () => {
@@ -117,6 +118,7 @@ describe("README.md and docs/web", { timeout: 300_000 }, () => {
       chat: (text, said) => text.length > 5 && said.some((line) => /^(stop|length) \d/.test(line)),
       tools: (text) => text === "It is noon.",
       form: (_, said) => said.some((line) => /^\d$/.test(line)),
+      adapters: (_, said) => said.includes("Ahoy! I am a pirate.") && said.includes("Hi! How are you today?"),
       session: (text, said) => text.length > 5 && said.includes("0") && said.includes("1"),
     };
     for (const [i, [name, done]] of Object.entries(expected).entries()) {
@@ -232,7 +234,7 @@ describe("README.md and docs/web", { timeout: 300_000 }, () => {
 
   test("names every option, and has no broken links", async () => {
     const types = await readFile(join(PACKAGE, "dist/api/options.d.ts"), "utf8");
-    for (const name of ["LoadOptions", "GenerateOptions", "ChatOptions", "SessionOptions", "Availability", "EmbedOptions", "RestoreOptions"]) {
+    for (const name of ["LoadOptions", "GenerateOptions", "ChatOptions", "SessionOptions", "Availability", "EmbedOptions", "RestoreOptions", "AdapterOptions"]) {
       const body = new RegExp(`export interface ${name} [^]*?\n}`).exec(types)[0];
       for (const [, option] of body.matchAll(/^ {4}(\w+)\??:/gm)) assert.ok(README.includes(`\`${option}`) || new RegExp(`\\b${option}\\b`).test(README), `${name}.${option}`);
     }

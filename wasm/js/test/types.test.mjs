@@ -31,6 +31,14 @@ const CODE = `
     const either: ChatCompletion | AsyncIterable<ChatCompletionChunk> = await engine.createChatCompletion({ ...request, stream }, { signal });
     const whole: ChatCompletion = await engine.createChatCompletion(request);
     const chunks: AsyncIterable<ChatCompletionChunk> = await engine.createChatCompletion({ ...request, stream: true });
+    const added: { name: string; scale: number } = await engine.adapters.add(new Blob([]), { name: "poet", scale: 0.5, signal });
+    engine.adapters.scale(added.name, 1);
+    await using poet = await engine.conversation({ adapters: [{ name: "poet" }] });
+    await engine.createChatCompletion(request, { adapters: [{ name: "poet", scale: 2 }] });
+    await Engine.load("model.gguf", { adapters: [{ url: "poet.gguf" }, { data: new Uint8Array(), name: "judge" }] });
+    // @ts-expect-error An adapter has one source.
+    await Engine.load("model.gguf", { adapters: [{ url: "poet.gguf", data: new Blob([]) }] });
+    console.log(await poet.reply("Hello!", { adapters: [] }), engine.adapters.list());
     for await (const { text, finish } of engine.chat(request.messages, { tools, signal })) console.log(text, finish?.message.toolCalls);
     for (const response_format of [{ type: "choice", choices: ["yes", "no"] }, { type: "regex", pattern: "a" }, { type: "grammar", grammar: "root ::= \\"a\\"" }, { type: "json_schema", json_schema: { description: "An object", schema: {} } }] as const) {
       await engine.createChatCompletion({ ...request, response_format });

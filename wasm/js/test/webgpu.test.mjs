@@ -65,6 +65,13 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
   /** The results of the same work on the GPU and the CPU, in the page. */
   const both = (work) => page.evaluate(`(async () => [await (${work})(gpu), await (${work})(cpu)])()`);
 
+  test("adapters are refused by name", async () => {
+    const said = (engine) => engine.adapters.add("model.gguf").catch(({ code, message }) => `${code}: ${message}`);
+    const [gpu, cpu] = await both(said);
+    assert.equal(gpu, 'gpu_unsupported: adapters run on the CPU: load with backend "cpu"');
+    assert.match(cpu, /^unsupported: adapter model: /);
+  });
+
   test("a model in parts gives the same text and probabilities as the whole one", async () => {
     const backends = await both((engine) => engine.info.backend);
     assert.deepEqual(backends, ["webgpu", "cpu"]);

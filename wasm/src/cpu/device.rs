@@ -12,8 +12,11 @@ use shohin_core::{Activations, Cpu, CpuOptions, Error, MemoryPlan, Result, Sessi
 use std::sync::Arc;
 
 /// The CPU over weights that this module owns.
-pub(crate) type Device = Cpu<'static, Vec<u8>>;
+pub(crate) type Device = Cpu<'static, Bytes>;
 pub(crate) type DeviceError = Error;
+
+/// A file in memory, which a model shares with those that have adapters beside it.
+pub(crate) type Bytes = Arc<Vec<u8>>;
 
 /// Snapshots are those of the CPU.
 pub(crate) const LAYOUT: Layout = Layout::Cpu;
@@ -30,7 +33,7 @@ pub(crate) fn wait<T>(future: impl Future<Output = JsResult<T>>) -> JsResult<T> 
 
 /// Weights in memory.
 pub(crate) struct Weights {
-    pub(crate) weights: Arc<CpuWeights<Vec<u8>>>,
+    pub(crate) weights: Arc<CpuWeights<Bytes>>,
     pub(crate) options: CpuOptions,
 }
 
@@ -52,10 +55,15 @@ impl Weights {
 
     /// A device with scratch memory of its own, and a sequence on it.
     pub(crate) async fn session(&self, session: &SessionOptions) -> Result<(Device, Session<Device>)> {
-        let options = CpuOptions { context: session.context, ..self.options };
-        let mut device = Cpu::with_weights(Arc::clone(&self.weights), &options, pool())?;
+        let mut device = self.device(session.context)?;
         let session = Session::open(&mut device, session).await?;
         Ok((device, session))
+    }
+
+    /// A device for a sequence of `context` tokens.
+    pub(crate) fn device(&self, context: usize) -> Result<Device> {
+        let options = CpuOptions { context, ..self.options };
+        Cpu::with_weights(Arc::clone(&self.weights), &options, pool())
     }
 
     pub(crate) fn info(&self, session: &SessionOptions) -> DeviceInfo {
@@ -66,7 +74,7 @@ impl Weights {
             backend: "cpu",
             isa: self.options.isa.name().into(),
             threads: pool().workers(),
-            weights: self.weights.model().weights().parts().iter().map(Vec::len).sum(),
+            weights: self.weights.model().weights().parts().iter().map(|part| part.len()).sum(),
             kv,
             scratch,
         }

@@ -108,9 +108,7 @@ impl Loader {
             }
         }
         let at = self.bytes.len();
-        piece.copy_to_uninit(&mut self.bytes.spare_capacity_mut()[..len]);
-        // SAFETY: the capacity is there and the line above has just written bytes at..at + len.
-        unsafe { self.bytes.set_len(at + len) };
+        copy(piece, &mut self.bytes);
         if let Some(head) = &mut self.head {
             let read = head.take(&self.bytes[at..]);
             if read.is_err() || head.complete {
@@ -149,6 +147,14 @@ impl Loader {
     }
 }
 
+/// Appends a piece to bytes that have room for it.
+pub(crate) fn copy(piece: &Uint8Array, bytes: &mut Vec<u8>) {
+    let (at, len) = (bytes.len(), piece.length() as usize);
+    piece.copy_to_uninit(&mut bytes.spare_capacity_mut()[..len]);
+    // SAFETY: the capacity is there and the line above has just written bytes at..at + len.
+    unsafe { bytes.set_len(at + len) };
+}
+
 async fn load(
     mut bytes: Vec<u8>,
     read: &ReadOptions,
@@ -167,7 +173,8 @@ async fn load(
         bytes = expanded(bytes, read, options.isa)?;
     }
     let frequencies = |config: Qwen3Config| config.for_context(options.context);
-    let model = BonsaiModel::load_parts(vec![bytes], read, frequencies).map_err(|part| part.error)?;
+    let model =
+        BonsaiModel::load_parts(vec![Arc::new(bytes)], read, frequencies).map_err(|part| part.error)?;
     // The copy is ours: the weights may lie as the kernels read them fastest.
     let weights =
         if int8 { CpuWeights::repack(model, options.isa, pool())? } else { CpuWeights::new(model)? };

@@ -3,7 +3,7 @@ import { partsOf } from "../load/parts.js";
 import type { Source } from "../load/source.js";
 import { converted, ShohinError } from "./errors.js";
 import type { ChatMessage, Message, Snapshot } from "./message.js";
-import { ID42_LAYOUTS, KV_FORMATS, type CacheOptions, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type ResponseFormat, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
+import { ID42_LAYOUTS, KV_FORMATS, type AdapterOptions, type CacheOptions, type ChatOptions, type CompletionOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type ResponseFormat, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
 
 /** Throws if the value of a field is not valid. Not called for missing values. */
 type Check = (place: string, found: unknown) => void;
@@ -69,6 +69,23 @@ const signal = must(
   "an AbortSignal",
 );
 
+/** Those are numbers of 32 bits. */
+export const adapterScale = range((found) => Number.isFinite(Math.fround(found)), "a finite number");
+export const adapterName = must((found: unknown) => typeof found === "string" && found !== "", "a name");
+
+const adapters: Check = (place, found) => {
+  const names = new Set<unknown>();
+  each(place, found, "an array of adapters", (place, adapter) => {
+    if (!isObject(adapter)) refuse(place, adapter, "an object with a name");
+    onlyFields(place, adapter, ["name", "scale"]);
+    const { name, scale } = adapter;
+    adapterName(`${place}.name`, name);
+    if (scale != null) adapterScale(`${place}.scale`, scale);
+    if (names.has(name)) throw new ShohinError("duplicate", `${place}.name is ${show(name)}, as that of another`);
+    names.add(name);
+  });
+};
+
 /** Fields of each response format, beside its type. */
 const FORMATS: Record<ResponseFormat["type"], readonly string[]> = {
   text: [],
@@ -99,6 +116,7 @@ const GENERATE: Checks<GenerateOptions> = {
   seed: number,
   stop: (place, found) => typeof found === "string" || each(place, found, "a string or an array of strings", text),
   overflow: either("error", "shift"),
+  adapters,
   logprobs: number,
   beams: number,
   lengthPenalty: number,
@@ -174,6 +192,13 @@ const SESSION: Checks<SessionOptions> = {
 };
 const SEND: Checks<SendOptions> = { ...SHARED, continueFinalMessage, signal };
 
+const request: Check = (place, found) => {
+  if (!isObject(found)) refuse(place, found, "an object");
+  converted(`${place}.headers`, () => new Headers((found["headers"] ?? {}) as HeadersInit));
+};
+
+const ADAPTER: Checks<AdapterOptions> = { name: adapterName, scale: adapterScale, request, signal };
+
 const LOAD: Checks<LoadOptions> = {
   onProgress: kind("function"),
   signal,
@@ -183,14 +208,23 @@ const LOAD: Checks<LoadOptions> = {
   activations: either("int8", "f32"),
   id42: either(...ID42_LAYOUTS),
   backend: either("cpu", "webgpu", "auto"),
+  adapters: (place, found) =>
+    each(place, found, "an array of adapters", (place, adapter) => {
+      if (!isObject(adapter)) refuse(place, adapter, "an object with url or data");
+      onlyFields(place, adapter, ["url", "data", "name", "scale", "request"]);
+      const { url, data, name, scale } = adapter;
+      if ((url == null) === (data == null)) throw new ShohinError("argument", `${place} must have either url or data`);
+      if (url != null) address(`${place}.url`, url);
+      else must((found: unknown) => found instanceof Blob || found instanceof ArrayBuffer || ArrayBuffer.isView(found), "a Blob, an ArrayBuffer or a typed array")(`${place}.data`, data);
+      if (name != null) adapterName(`${place}.name`, name);
+      if (scale != null) adapterScale(`${place}.scale`, scale);
+      if (adapter["request"] != null) request(`${place}.request`, adapter["request"]);
+    }),
   cache: must((found: unknown) => typeof found === "boolean" || found === "require", "true, false or require"),
   sha256: must((found: unknown) => typeof found === "string" && /^[\da-f]{64}$/i.test(found), "64 hexadecimal digits"),
   bytes: must(isCount, "the size of a file"),
   hub: must((found: unknown) => isAddress(found) && /^https?:\/\//.test(String(found)), "an http or https address"),
-  request: (place, found) => {
-    if (!isObject(found)) refuse(place, found, "an object");
-    converted(`${place}.headers`, () => new Headers((found["headers"] ?? {}) as HeadersInit));
-  },
+  request,
   simd: either("relaxed", "simd128"),
   threads: must((found: unknown) => found === Infinity || isCount(found), "a whole number, at least 1"),
   stallTimeout: range((ms) => ms > 0, "a number of milliseconds above 0"),
@@ -200,11 +234,11 @@ const LOAD: Checks<LoadOptions> = {
 };
 
 const CACHE: Checks<CacheOptions> = { hub: LOAD.hub };
-const CONVERSATION: Checks<ConversationOptions> = { context: LOAD.context };
-const EMBED: Checks<EmbedOptions> = { pooling: either("mean", "last"), normalize: flag, signal };
-const RESTORE: Checks<RestoreOptions> = { recompute: flag, signal };
+const CONVERSATION: Checks<ConversationOptions> = { context: LOAD.context, adapters };
+const EMBED: Checks<EmbedOptions> = { pooling: either("mean", "last"), normalize: flag, adapters, signal };
+const RESTORE: Checks<RestoreOptions> = { recompute: flag, adapters, signal };
 const TOKENIZE: Checks<TokenizeOptions> = { special: flag };
-const COMPLETE: Checks<{ signal?: AbortSignal }> = { signal };
+const COMPLETE: Checks<CompletionOptions> = { signal, adapters };
 
 /** Edit distance of two words. */
 function distance(a: string, b: string): number {
@@ -332,8 +366,18 @@ export function loadArguments(options: LoadOptions, source: Source): LoadOptions
   return given;
 }
 
+/** @internal */
+export function adapterArguments(options: AdapterOptions): AdapterOptions {
+  return optionsOf(options, ADAPTER);
+}
+
+/** The error for a name that no adapter has. @internal */
+export function unknownAdapter(name: string, known: readonly string[]): ShohinError {
+  return new ShohinError("argument", `there is no adapter named ${show(name)}; ${known.length > 0 ? instead(name, known) : "there are none"}`);
+}
+
 /** Options that a beam search has, too. */
-const SEARCH = ["signal", "maxTokens", "beams", "lengthPenalty", "earlyStopping", "thinking"];
+const SEARCH = ["signal", "maxTokens", "adapters", "beams", "lengthPenalty", "earlyStopping", "thinking"];
 
 function unbounded<T extends Omit<GenerateOptions, "overflow">>({ maxTokens, ...rest }: T): T {
   const { beams, lengthPenalty, earlyStopping } = rest;
@@ -376,7 +420,7 @@ export function templateArguments(messages: readonly ChatMessage[], options: Tem
 }
 
 /** @internal */
-export function completionOptions(options: { signal?: AbortSignal }): { signal?: AbortSignal } {
+export function completionOptions(options: CompletionOptions): CompletionOptions {
   return optionsOf(options, COMPLETE);
 }
 

@@ -16,6 +16,38 @@ export type ModelFile = string | URL | Blob;
  */
 export type ModelSource = ModelFile | ArrayBuffer | ArrayBufferView | Iterable<ModelFile>;
 
+/** An adapter (LoRA) in a GGUF file: its address (in Node also a path), or the file itself. Bytes are copied and remain the caller's. */
+export type AdapterSource = ModelFile | ArrayBuffer | ArrayBufferView;
+
+/** Options of `adapters.add`. */
+export interface AdapterOptions {
+  /** The name by which it is called. Default: that of the file, without `.gguf`; bytes and a `Blob` have none. */
+  name?: string;
+  /** Factor of its effect; 0 turns it off. Default 1. */
+  scale?: number;
+  /** Headers, credentials and so on for the download of a URL. Those of the model are not sent. */
+  request?: RequestOptions;
+  /** Aborts the download. */
+  signal?: AbortSignal;
+}
+
+/** An adapter to be loaded with a model. */
+export type LoadAdapter = ({ url: string | URL; data?: never } | { data: Exclude<AdapterSource, string | URL>; url?: never }) & Omit<AdapterOptions, "signal">;
+
+/** An adapter for a reply. */
+export interface AdapterChoice {
+  /** One of `adapters.list()`. */
+  name: string;
+  /** Default: that of `adapters.list()`. */
+  scale?: number;
+}
+
+/** An adapter of an engine. */
+export interface AdapterInfo {
+  name: string;
+  scale: number;
+}
+
 /** Progress of loading. */
 export interface Progress {
   /** `download` (URL) or `read` (file, bytes), then `prepare` once all bytes have arrived. */
@@ -74,7 +106,7 @@ export interface LoadOptions {
   /**
    * The device. `cpu` is WebAssembly. `webgpu` is the GPU, including a software adapter: weights are uploaded as they arrive and not
    * kept in this memory. `auto` is a hardware GPU if there is one that can run the model, and the CPU otherwise. Default `cpu`.
-   * WebGPU requires that the length of the file is known.
+   * WebGPU requires that the length of the file is known. With `adapters`, `auto` is the CPU, and `webgpu` fails with code `gpu_unsupported`.
    *
    * A GPU can be lost at any time, more often on phones. Generations then fail with code `gpu_lost`: load the model again, if
    * necessary on the CPU.
@@ -88,6 +120,11 @@ export interface LoadOptions {
    * download if the size is known. Default true. No effect in Node, and with `shohin/local` outside workers.
    */
   cache?: boolean | "require";
+  /**
+   * Adapters (LoRA) to begin with, as if added by `adapters.add`. They are read after the model, without progress. `preload` downloads them, too;
+   * `availability` is that of the model.
+   */
+  adapters?: readonly LoadAdapter[];
   /**
    * Layout of tensors of type 42, which three kinds of ternary files use: groups of 64 weights (llama.cpp), of 128 (older files of
    * PrismML), or of 128 with codes before scales (oxibonsai). Default `auto`: detected, and refused if ambiguous.
@@ -196,6 +233,11 @@ export interface GenerateOptions {
   stop?: string | readonly string[];
   /** As for `chat`, whose `trim` needs messages; `shift` keeps the first tokens. Default `error`. */
   overflow?: "error" | "shift";
+  /**
+   * The adapters of this reply, in the place of the conversation's; none if it is empty. What is in the cache is computed again for others.
+   * Default: those of the conversation.
+   */
+  adapters?: readonly AdapterChoice[];
   /** Report the log-probability of each token and of this many most likely alternatives. Default: none. */
   logprobs?: number;
   /**
@@ -208,8 +250,8 @@ export interface GenerateOptions {
   responseFormat?: ResponseFormat;
   /**
    * Search for the likeliest text as a whole with this many beams at once (at most 64), instead of drawing token by token. All beams are in
-   * `finish.beams`; the best one arrives in one chunk, at the end. Only together with `signal`, `maxTokens` and the two below, and `thinking`
-   * in `chat`.
+   * `finish.beams`; the best one arrives in one chunk, at the end. Only together with `signal`, `maxTokens`, `adapters` and the two below, and
+   * `thinking` in `chat`.
    */
   beams?: number;
   /** Beams are compared by their log-probability divided by this power of the number of tokens. Default 1; over 0 favours long texts. */
@@ -336,6 +378,15 @@ export interface CacheOptions {
 export interface ConversationOptions {
   /** Capacity in tokens. Default: that of the engine. */
   context?: number;
+  /** Its adapters, which it keeps. Default: those that the engine has now. */
+  adapters?: readonly AdapterChoice[];
+}
+
+/** Options of `createChatCompletion`, beside the request. */
+export interface CompletionOptions {
+  signal?: AbortSignal;
+  /** The adapters of this reply, as for `chat`. */
+  adapters?: readonly AdapterChoice[];
 }
 
 /** Options of `tokenize`. */
@@ -350,13 +401,17 @@ export interface EmbedOptions {
   pooling?: "mean" | "last";
   /** Scale to length 1. Default true. */
   normalize?: boolean;
+  /** The adapters of this request. Default: those that the engine has now. */
+  adapters?: readonly AdapterChoice[];
   signal?: AbortSignal;
 }
 
 /** Options of `restore`. */
 export interface RestoreOptions {
-  /** If the state is damaged, or belongs to another model, compute it again from the messages instead of failing. Default false. */
+  /** If the state is damaged, or belongs to another model or to other adapters, compute it again from the messages instead of failing. Default false. */
   recompute?: boolean;
+  /** The adapters with which the state was made. Default: those of the conversation. */
+  adapters?: readonly AdapterChoice[];
   signal?: AbortSignal;
 }
 

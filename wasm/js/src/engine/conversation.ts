@@ -3,9 +3,10 @@ import { begun, chatArguments, checkName, completionOptions, generateArguments, 
 import type { ChatFinish, Chunk, Finish } from "../api/chunk.js";
 import { asyncDispose } from "../api/dispose.js";
 import type { ChatMessage, Restored, Snapshot } from "../api/message.js";
-import type { ChatOptions, GenerateOptions, RestoreOptions, SessionOptions } from "../api/options.js";
+import type { AdapterChoice, ChatOptions, CompletionOptions, GenerateOptions, RestoreOptions, SessionOptions } from "../api/options.js";
 import { Reply } from "../api/reply.js";
 import { requestText, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "../openai/completion.js";
+import type { SentAdapter } from "./adapted.js";
 import { ChatSession } from "./chat-session.js";
 import type { Transport } from "./transport.js";
 
@@ -15,11 +16,13 @@ export class Conversation {
   readonly context: number;
   #transport: Transport;
   #number: number;
+  #adapters: (chosen?: readonly AdapterChoice[]) => SentAdapter[];
 
-  /** @internal */
-  constructor(transport: Transport, number: number, context: number) {
+  /** `adapters` finds those that a request names, or else those of the conversation. @internal */
+  constructor(transport: Transport, number: number, context: number, adapters: (chosen?: readonly AdapterChoice[]) => SentAdapter[]) {
     this.#transport = transport;
     this.#number = number;
+    this.#adapters = adapters;
     this.context = context;
   }
 
@@ -29,8 +32,8 @@ export class Conversation {
    */
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
     return begun(() => {
-      const { messages: all, options: { signal, ...rest } } = chatArguments(messages, options);
-      return this.#transport.stream("chat", { conversation: this.#number, messages: all, options: rest }, signal);
+      const { messages: all, options: { signal, adapters, ...rest } } = chatArguments(messages, options);
+      return this.#transport.stream("chat", { conversation: this.#number, messages: all, options: rest, adapters: this.#adapters(adapters) }, signal);
     });
   }
 
@@ -50,19 +53,19 @@ export class Conversation {
   /** Streams the continuation of a plain text. Leaving the loop early, or the iterator's `return()`, ends the generation, as with `chat`. */
   generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
     return begun(() => {
-      const { options: { signal, ...rest } } = generateArguments(prompt, options);
-      return this.#transport.stream("generate", { conversation: this.#number, prompt, options: rest }, signal);
+      const { options: { signal, adapters, ...rest } } = generateArguments(prompt, options);
+      return this.#transport.stream("generate", { conversation: this.#number, prompt, options: rest, adapters: this.#adapters(adapters) }, signal);
     });
   }
 
   /** Answers a request in the format of OpenAI's chat completions. */
-  createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
-  createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
-  createChatCompletion(request: ChatCompletionRequest, options?: { signal?: AbortSignal }): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>>;
-  async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
-    const { signal } = completionOptions(options);
+  createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: CompletionOptions): Promise<AsyncIterable<ChatCompletionChunk>>;
+  createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: CompletionOptions): Promise<ChatCompletion>;
+  createChatCompletion(request: ChatCompletionRequest, options?: CompletionOptions): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>>;
+  async createChatCompletion(request: ChatCompletionRequest, options: CompletionOptions = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
+    const { signal, adapters } = completionOptions(options);
     const text = requestText(request);
-    const answers = this.#transport.stream("answer", { conversation: this.#number, request: text }, signal);
+    const answers = this.#transport.stream("answer", { conversation: this.#number, request: text, adapters: this.#adapters(adapters) }, signal);
     if (request.stream) {
       // Refused here, not by the first chunk.
       await this.#transport.call("checkRequest", { request: text }, { signal });
@@ -80,8 +83,8 @@ export class Conversation {
 
   /** Continues from a snapshot, from its state alone, from a file of `shohin chat --session`, or from what `save` kept under a name. */
   async restore(from: Snapshot | Uint8Array | string, options: RestoreOptions = {}): Promise<Restored> {
-    const { from: found, options: { signal, ...rest } } = restoreArguments(from, options);
-    return this.#transport.call("restore", { conversation: this.#number, from: found, options: rest }, { signal });
+    const { from: found, options: { signal, adapters, ...rest } } = restoreArguments(from, options);
+    return this.#transport.call("restore", { conversation: this.#number, from: found, options: rest, adapters: this.#adapters(adapters) }, { signal });
   }
 
   /** Keeps a snapshot in IndexedDB; replaces one of the same name. */

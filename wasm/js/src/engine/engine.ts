@@ -3,9 +3,10 @@ import { conversationOptions, embedArguments, loadArguments, templateArguments, 
 import { abortError, ShohinError } from "../api/errors.js";
 import type { EngineInfo, ModelInfo } from "../api/info.js";
 import type { ChatMessage } from "../api/message.js";
-import type { Availability, ConversationOptions, EmbedOptions, LoadOptions, ModelSource, TemplateOptions, TokenizeOptions } from "../api/options.js";
+import type { Availability, ConversationOptions, EmbedOptions, LoadOptions, ModelSource, RequestOptions, TemplateOptions, TokenizeOptions } from "../api/options.js";
 import { addressOf, publishedModel } from "../load/names.js";
-import { readerOf, sourceOf, type FileSource } from "../load/source.js";
+import { readerOf, sourceOf, type FileSource, type RemoteSource } from "../load/source.js";
+import { Adapters, adapterOf, duplicate, onCpuOnly, remoteOf, sendable, type GivenAdapter } from "./adapters.js";
 import { Conversation } from "./conversation.js";
 import type { Params, Result } from "./protocol.js";
 import type { Caller } from "./runtime.js";
@@ -44,15 +45,20 @@ async function request<M extends "load" | "preload" | "availability">(
   method: M,
   source: ModelSource,
   options: LoadOptions,
-): Promise<{ transport: Transport; result: Result<M> }> {
+): Promise<{ transport: Transport; result: Result<M>; hub: LoadOptions["hub"]; adapters: GivenAdapter[] }> {
   const found = sourceOf(source);
-  const { onProgress, signal, workerUrl, wasmUrl, hub, shared, ...rest } = loadArguments(options, found);
+  const { onProgress, signal, workerUrl, wasmUrl, hub, shared, adapters: given = [], ...rest } = loadArguments(options, found);
+  const adapters = given.map(({ url, data, ...options }, i) => adapterOf((url ?? data)!, { ...options, ...(signal && { signal }) }, `adapters[${i}]`));
+  for (const [i, { name }] of adapters.entries()) if (adapters.findIndex((one) => one.name === name) < i) throw duplicate(name);
+  if (adapters.length > 0) {
+    if (rest.backend === "webgpu") throw onCpuOnly();
+    rest.backend = "cpu";
+  }
   if (signal?.aborted) throw abortError(signal);
   const file = (file: FileSource) => ("url" in file ? { url: absolute(addressOf(file.url, hub)) } : file);
   const published = "url" in found ? publishedModel(found.url) : undefined;
   if (published && rest.sha256 === undefined && rest.bytes === undefined) rest.sha256 = published.sha256;
-  // Headers cannot be sent to a worker, their names and values can.
-  if (rest.request?.headers) rest.request = { ...rest.request, headers: [...new Headers(rest.request.headers)] };
+  if (rest.request) rest.request = sendable(rest.request)!;
   const params = {
     source: "bytes" in found ? { size: found.bytes.byteLength } : "files" in found ? { files: found.files.map(file) } : file(found),
     options: { ...rest, ...(wasmUrl !== undefined && { wasmUrl: absolute(String(wasmUrl)) }) },
@@ -62,12 +68,24 @@ async function request<M extends "load" | "preload" | "availability">(
   const together = shared && method === "load" ? await share?.(workerUrl, params, signal) : undefined;
   const transport = together?.transport ?? connect(workerUrl);
   try {
-    if (together && !together.loaded && (options.cache ?? true)) await keepFirst(workerUrl, params, caller);
-    return { transport, result: await transport.call(method, params, caller) };
+    const files = adapters.flatMap(({ source, request }) => ("url" in source ? [downloadOf(remoteOf(source, hub), request, params.options)] : []));
+    if (together && (options.cache ?? true)) {
+      const all = [...(together.loaded ? [] : [params]), ...files];
+      for (const one of all) await keepFirst(workerUrl, one, one === params ? caller : { signal });
+    }
+    const result = await transport.call(method, params, caller);
+    if (method === "preload") for (const one of files) await transport.call("preload", one, { signal });
+    return { transport, result, hub, adapters };
   } catch (error) {
     transport.close(new ShohinError("disposed", "the engine was disposed"));
     throw error;
   }
+}
+
+/** The download of an adapter, by the options of its model. */
+function downloadOf(source: RemoteSource, request: RequestOptions | undefined, options: Params<"load">["options"]): Params<"load"> {
+  const { sha256: _sum, bytes: _size, request: _request, ...rest } = options;
+  return { source, options: { ...rest, ...(request && { request: sendable(request)! }) } };
 }
 
 /** Downloads a model into its kept copy by a worker of this tab: a shared worker reads copies, but browsers do not let it write them. */
@@ -94,10 +112,13 @@ async function answer<M extends "preload" | "availability">(method: M, source: M
 export class Engine extends Conversation {
   /** Description of the model and of the engine that runs it. */
   readonly info: EngineInfo;
+  /** Adapters (LoRA), which change what the model says. They hold for the engine's own requests, and for conversations that are opened later. */
+  readonly adapters: Adapters;
   #transport: Transport;
 
-  private constructor(transport: Transport, info: ModelInfo) {
-    super(transport, 0, info.context);
+  private constructor(transport: Transport, info: ModelInfo, adapters: Adapters) {
+    super(transport, 0, info.context, (chosen) => adapters.sent(chosen));
+    this.adapters = adapters;
     this.#transport = transport;
     this.info = { ...info, shared: transport.shared ?? false };
   }
@@ -109,8 +130,15 @@ export class Engine extends Conversation {
    * slices, and an array is copied piece by piece. Several files are the parts of one model.
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
-    const { transport, result } = await request("load", source, options);
-    return new Engine(transport, result);
+    const { transport, result, hub, adapters: given } = await request("load", source, options);
+    const adapters = new Adapters(transport, hub, result.backend);
+    try {
+      for (const one of given) await adapters.take(one);
+    } catch (error) {
+      transport.close(new ShohinError("disposed", "the engine was disposed"));
+      throw error;
+    }
+    return new Engine(transport, result, adapters);
   }
 
   /**
@@ -133,16 +161,18 @@ export class Engine extends Conversation {
 
   /** A further conversation over the same model, which takes memory for its cache only. */
   async conversation(options: ConversationOptions = {}): Promise<Conversation> {
-    const { conversation, context } = await this.#transport.call("open", conversationOptions(options));
-    return new Conversation(this.#transport, conversation, context);
+    const { adapters: chosen, ...rest } = conversationOptions(options);
+    const own = this.adapters.sent(chosen);
+    const { conversation, context } = await this.#transport.call("open", { ...rest, adapters: own });
+    return new Conversation(this.#transport, conversation, context, (chosen) => (chosen ? this.adapters.sent(chosen) : own));
   }
 
   /** Embeds a text, or several: the model's final hidden states, pooled. Does not affect conversations. */
   embed(text: string, options?: EmbedOptions): Promise<Float32Array>;
   embed(texts: readonly string[], options?: EmbedOptions): Promise<Float32Array[]>;
   async embed(text: string | readonly string[], options: EmbedOptions = {}): Promise<Float32Array | Float32Array[]> {
-    const { texts, options: { signal, ...rest } } = embedArguments(text, options);
-    const vectors = await this.#transport.call("embed", { texts, options: rest }, { signal });
+    const { texts, options: { signal, adapters, ...rest } } = embedArguments(text, options);
+    const vectors = await this.#transport.call("embed", { texts, options: rest, adapters: this.adapters.sent(adapters) }, { signal });
     return typeof text === "string" ? vectors[0]! : vectors;
   }
 

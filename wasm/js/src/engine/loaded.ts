@@ -1,7 +1,7 @@
 // A model in the module's memory or on a GPU.
 import { ShohinError, toError } from "../api/errors.js";
 import type { ModelInfo } from "../api/info.js";
-import type { Model } from "../wasm/module.js";
+import type { CpuModule, Model } from "../wasm/module.js";
 
 /** An object of the module that must be freed. */
 interface Owned {
@@ -11,11 +11,14 @@ interface Owned {
 /** A loaded model, the objects that belong to it, and whether it can still be used. @internal */
 export class LoadedModel {
   readonly info: ModelInfo;
+  /** Its module, if that is one for the CPU. */
+  readonly cpu: CpuModule | undefined;
   #model: Model | undefined;
   #dead: ShohinError | undefined;
   #owned = new Set<Owned>();
 
-  constructor(model: Model) {
+  constructor(model: Model, cpu: CpuModule | undefined) {
+    this.cpu = cpu;
     this.#model = this.own(model);
     this.info = model.info() as ModelInfo;
   }

@@ -3,7 +3,7 @@ import type { ChatFinish, Chunk, Finish } from "../api/chunk.js";
 import { abortError, blameOn, ShohinError, toError } from "../api/errors.js";
 import type { ModelInfo } from "../api/info.js";
 import type { Message, Restored, Snapshot } from "../api/message.js";
-import type { ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, Progress, RestoreOptions, SnapshotSource, TemplateOptions } from "../api/options.js";
+import type { ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, Progress, RequestOptions, RestoreOptions, SnapshotSource, TemplateOptions } from "../api/options.js";
 import type { ChatCompletion, ChatCompletionChunk } from "../openai/completion.js";
 import { availabilityOf, type SentAvailability } from "../load/availability.js";
 import { retryChanged } from "../load/download.js";
@@ -11,14 +11,15 @@ import { joined } from "../load/parts.js";
 import type { Pieces } from "../load/pieces.js";
 import { openSource, pour, type Read, type RemoteSource } from "../load/source.js";
 import { host } from "../wasm/host.js";
-import { cpuModule, gpuModule, type CpuModule, type Embedder, type Loader, type Module } from "../wasm/module.js";
+import { cpuModule, gpuModule, type CpuModule, type Embedder, type Loader, type Model, type Module } from "../wasm/module.js";
+import { AdaptedModels, type SentAdapter } from "./adapted.js";
 import { yieldToEventLoop } from "./event-loop.js";
 import { LoadedModel } from "./loaded.js";
 import { Session } from "./session.js";
 import { keep as keepSnapshot, kept } from "./snapshots.js";
 
 /** Options without what the caller keeps to itself. @internal */
-export type Sendable<T> = Omit<T, "signal" | "onProgress" | "workerUrl" | "hub" | "shared">;
+export type Sendable<T> = Omit<T, "signal" | "onProgress" | "workerUrl" | "hub" | "shared" | "adapters">;
 
 /** The caller's end of a request. @internal */
 export interface Caller {
@@ -41,6 +42,9 @@ export const loadModel: LoadModel = (source, options, caller) => {
 export class Runtime {
   #load: LoadModel;
   #loaded: LoadedModel | undefined;
+  #models: AdaptedModels | undefined;
+  /** Those of the model, as far as they concern adapters. */
+  #options: LoadOptions = {};
   /** By number; 0 is the engine's own. */
   #sessions = new Map<number, Session>();
   #opened = 0;
@@ -53,8 +57,29 @@ export class Runtime {
   async load({ source, options }: { source: RemoteSource; options: Sendable<LoadOptions> }, caller: Caller): Promise<ModelInfo> {
     const model = await this.#load(source, options, caller);
     this.#loaded = model;
-    this.#keep(0, await Session.open(model));
+    const { cache = true, stallTimeout } = options;
+    // A shared worker cannot keep copies, and adapters may come without.
+    this.#options = { cache: cache !== false, ...(stallTimeout !== undefined && { stallTimeout }) };
+    this.#models = new AdaptedModels(model);
+    this.#keep(0, await Session.open(this.#models));
     return model.info;
+  }
+
+  /** Reads an adapter. Requests have its number. */
+  async addAdapter(
+    { id, name, source, request }: { id: number; name: string; source: RemoteSource; request: RequestOptions | undefined },
+    caller: Caller,
+  ): Promise<void> {
+    const models = this.#adapted();
+    const { signal } = caller;
+    const options = { ...this.#options, ...(request && { request }), ...(signal && { signal }) };
+    const read = async (open: () => Promise<Pieces>) => models.read(name, await open(), signal);
+    models.add(id, name, await attempts(source, options, caller, (open) => retryChanged(() => read(open))));
+  }
+
+  /** Frees an adapter, which no request has from now on. */
+  async removeAdapter({ id }: { id: number }): Promise<void> {
+    this.#adapted().remove(id);
   }
 
   /** Downloads a model into its kept copy. */
@@ -72,17 +97,17 @@ export class Runtime {
   }
 
   chat(
-    { conversation, messages, options }: { conversation: number; messages: Message[]; options: Sendable<ChatOptions> },
+    { conversation, messages, options, adapters }: { conversation: number; messages: Message[]; options: Sendable<ChatOptions>; adapters: SentAdapter[] },
     { signal }: Caller,
   ): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
-    return this.#session(conversation).chat(messages, { ...options, ...(signal && { signal }) });
+    return this.#session(conversation).chat(messages, { ...options, ...(signal && { signal }) }, adapters);
   }
 
   generate(
-    { conversation, prompt, options }: { conversation: number; prompt: string; options: Sendable<GenerateOptions> },
+    { conversation, prompt, options, adapters }: { conversation: number; prompt: string; options: Sendable<GenerateOptions>; adapters: SentAdapter[] },
     { signal }: Caller,
   ): AsyncGenerator<Chunk, Finish, void> {
-    return this.#session(conversation).generate(prompt, { ...options, ...(signal && { signal }) });
+    return this.#session(conversation).generate(prompt, { ...options, ...(signal && { signal }) }, adapters);
   }
 
   /** Refuses a request that is not as it must be. */
@@ -92,14 +117,14 @@ export class Runtime {
 
   /** Answers a request in the format of OpenAI's chat completions, in one piece or, if it asks for that, in chunks. */
   async *answer(
-    { conversation, request }: { conversation: number; request: string },
+    { conversation, request, adapters }: { conversation: number; request: string; adapters: SentAdapter[] },
     { signal }: Caller,
   ): AsyncGenerator<ChatCompletion | ChatCompletionChunk, void, void> {
-    for await (const answer of this.#session(conversation).answer(request, signal)) yield JSON.parse(answer) as ChatCompletion | ChatCompletionChunk;
+    for await (const answer of this.#session(conversation).answer(request, signal, adapters)) yield JSON.parse(answer) as ChatCompletion | ChatCompletionChunk;
   }
 
-  async open({ context }: ConversationOptions): Promise<{ conversation: number; context: number }> {
-    const session = await Session.open(this.#model(), context);
+  async open({ context, adapters }: Sendable<ConversationOptions> & { adapters: SentAdapter[] }): Promise<{ conversation: number; context: number }> {
+    const session = await Session.open(this.#adapted(), context, adapters);
     this.#keep(++this.#opened, session);
     return { conversation: this.#opened, context: session.context };
   }
@@ -118,31 +143,37 @@ export class Runtime {
   }
 
   async restore(
-    { conversation, from, options }: { conversation: number; from: SnapshotSource; options: Sendable<RestoreOptions> },
+    { conversation, from, options, adapters }: { conversation: number; from: SnapshotSource; options: Sendable<RestoreOptions>; adapters: SentAdapter[] },
     { signal }: Caller,
   ): Promise<Restored> {
     const session = this.#session(conversation);
-    return session.restore(typeof from === "string" ? await kept(from) : from, { ...options, ...(signal && { signal }) });
+    return session.restore(typeof from === "string" ? await kept(from) : from, { ...options, ...(signal && { signal }) }, adapters);
   }
 
-  async embed({ texts, options }: { texts: string[]; options: Sendable<EmbedOptions> }, { signal }: Caller): Promise<Float32Array[]> {
+  async embed({ texts, options, adapters }: { texts: string[]; options: Sendable<EmbedOptions>; adapters: SentAdapter[] }, { signal }: Caller): Promise<Float32Array[]> {
+    const models = this.#adapted();
+    const adapted = models.take(adapters);
     const vectors: Float32Array[] = [];
-    for (const text of texts) {
-      try {
-        vectors.push(await this.#embed(text, options, signal));
-      } catch (thrown) {
-        const error = toError(thrown);
-        if (texts.length === 1 || (error.code !== "length" && error.code !== "context_full")) throw error;
-        throw new ShohinError(error.code, `text[${vectors.length}]: ${error.message}`, { cause: error });
+    try {
+      for (const text of texts) {
+        try {
+          vectors.push(await this.#embed(text, options, adapted?.model, signal));
+        } catch (thrown) {
+          const error = toError(thrown);
+          if (texts.length === 1 || (error.code !== "length" && error.code !== "context_full")) throw error;
+          throw new ShohinError(error.code, `text[${vectors.length}]: ${error.message}`, { cause: error });
+        }
       }
+    } finally {
+      models.give(adapted);
     }
     return vectors;
   }
 
-  async #embed(text: string, { pooling, normalize = true }: Sendable<EmbedOptions>, signal: AbortSignal | undefined): Promise<Float32Array> {
+  async #embed(text: string, { pooling, normalize = true }: Sendable<EmbedOptions>, adapted: Model | undefined, signal: AbortSignal | undefined): Promise<Float32Array> {
     if (signal?.aborted) throw abortError(signal);
     const loaded = this.#model();
-    const embedder = loaded.own(await loaded.ask<Embedder>((model) => model.embedder(text, pooling)));
+    const embedder = loaded.own(await loaded.ask<Embedder>((model) => (adapted ?? model).embedder(text, pooling)));
     try {
       while (!(await loaded.ask<boolean>(() => embedder.step()))) {
         await yieldToEventLoop();
@@ -175,6 +206,7 @@ export class Runtime {
     this.#left = true;
     for (const session of this.#sessions.values()) session.dispose();
     this.#sessions.clear();
+    this.#models?.dispose();
   }
 
   #keep(number: number, session: Session): void {
@@ -185,6 +217,11 @@ export class Runtime {
   #model(): LoadedModel {
     if (!this.#loaded) throw new ShohinError("disposed", "no model is loaded");
     return this.#loaded;
+  }
+
+  #adapted(): AdaptedModels {
+    this.#model();
+    return this.#models as AdaptedModels;
   }
 
   #session(number: number): Session {
@@ -282,7 +319,8 @@ async function modelFrom<M extends Module>(
     const loader = (unfinished = await loaderOf(module, pieces.total ?? options.bytes));
     await pourInto(module, pieces, (piece) => loader.append(piece), options);
     unfinished = undefined; // finish() consumes it, also when it fails
-    return new LoadedModel(await loader.finish(context, kv, attention, activations));
+    const cpu = "Adapter" in module ? (module as unknown as CpuModule) : undefined;
+    return new LoadedModel(await loader.finish(context, kv, attention, activations), cpu);
   } catch (thrown) {
     throw toError(thrown);
   } finally {

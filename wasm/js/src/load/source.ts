@@ -74,7 +74,7 @@ function nameOf(file: FileSource, index: number): string {
 }
 
 /** Validates a source. Several files are the parts of one model, in order. @internal */
-export function sourceOf(source: unknown): Source {
+export function sourceOf(source: unknown, what = "the model"): Source {
   const file = fileOf(source);
   if (file) return file;
   if (source instanceof ArrayBuffer) return { bytes: new Uint8Array(source) };
@@ -82,7 +82,7 @@ export function sourceOf(source: unknown): Source {
     return { bytes: new Uint8Array(source.buffer as ArrayBuffer, source.byteOffset, source.byteLength) };
   }
   if (typeof source !== "object" || source === null || !(Symbol.iterator in source)) {
-    throw new ShohinError("argument", "the model must be a URL, a File or Blob, an ArrayBuffer, a typed array, or several files");
+    throw new ShohinError("argument", `${what} must be a URL, a File or Blob, an ArrayBuffer, a typed array, or several files`);
   }
   const files = Array.from(source as Iterable<unknown>, (each) => {
     const file = fileOf(each);

@@ -17,8 +17,14 @@ export type Module = Pick<CpuModule, "Checksum" | "Joiner">;
 export type Loader = single.Loader | gpu.Loader;
 /** A model. @internal */
 export type Model = single.Model | gpu.Model;
+/** One on the CPU, which adapters can join. @internal */
+export type CpuModel = single.Model;
+/** An adapter's file. @internal */
+export type Adapter = single.Adapter;
 /** A conversation. @internal */
 export type Chat = single.Chat | gpu.Chat;
+/** One on the CPU. @internal */
+export type CpuChat = single.Chat;
 /** An embedding. @internal */
 export type Embedder = single.Embedder | gpu.Embedder;
 

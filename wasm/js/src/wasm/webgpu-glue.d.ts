@@ -1,5 +1,5 @@
 // The glue of the build with WebGPU, which js/build.mjs finds in pkg-webgpu/ and names `shohin-webgpu`: that of the CPU build, but
-// the methods that compute return promises.
+// the methods that compute return promises, and there are no adapters.
 import type * as cpu from "../../../pkg/shohin_wasm.js";
 
 export { default, Checksum, isa, Joiner, Step } from "../../../pkg/shohin_wasm.js";
@@ -19,9 +19,9 @@ export class Loader {
   finish(context: number, kv: string, attention: string, activations: string): Promise<Model>;
 }
 
-export type Chat = Later<cpu.Chat, "step" | "snapshot">;
+export type Chat = Later<Omit<cpu.Chat, "change_to">, "step" | "snapshot">;
 export type Embedder = Later<cpu.Embedder, "step">;
-export interface Model extends Omit<cpu.Model, "chat" | "embedder"> {
+export interface Model extends Omit<cpu.Model, "adapted" | "chat" | "embedder"> {
   chat(context: number): Promise<Chat>;
   embedder(text: string, pooling?: string | null): Promise<Embedder>;
 }
