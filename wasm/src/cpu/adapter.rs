@@ -47,7 +47,8 @@ impl Adapter {
     ///
     /// # Errors
     /// If it is malformed, or no adapter.
-    pub fn check(&self) -> JsResult<()> {
+    pub fn check(&mut self) -> JsResult<()> {
+        self.bytes.shrink_to_fit();
         self.with(|_| Ok(())).map_err(js)
     }
 }
