@@ -156,6 +156,8 @@ pub struct Teaching<'p> {
     facts: Vec<Lines>,
     /// One reply each.
     pool: Vec<Lines>,
+    /// How many of both have what does not change.
+    prepared: usize,
     rehearsed: Vec<Lines>,
     random: Pcg32,
     /// What of the pool comes next.
@@ -212,6 +214,7 @@ impl<'p> Teaching<'p> {
             output: output.unwrap_or(Tensor::Vector(&[])),
             facts: Vec::new(),
             pool: Vec::new(),
+            prepared: 0,
             rehearsed: Vec::new(),
             random: Pcg32::new(options.seed),
             order: Vec::new(),
@@ -224,7 +227,6 @@ impl<'p> Teaching<'p> {
             lines.push(lesson);
             teaching.pool.push(lines);
         }
-        teaching.prepare()?;
         Ok(teaching)
     }
 
@@ -243,20 +245,48 @@ impl<'p> Teaching<'p> {
         all
     }
 
-    /// Computes what does not change.
-    fn prepare(&mut self) -> Result<()> {
-        for lines in &mut self.facts {
+    /// Computes a part of what does not change; the share that is done. [`Teaching::step`] computes what is left of it.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn prepare(&mut self) -> Result<f64> {
+        let all = self.facts.len() + self.pool.len();
+        if let Some(lines) = self.facts.get_mut(self.prepared) {
             let mut prefix = Vec::new();
             self.trainer.prefix(&lines.batch(), &mut prefix)?;
             lines.prefix = prefix;
+            self.prepared += 1;
+        } else if self.prepared < all {
+            self.prepare_rehearsals(self.prepared - self.facts.len())?;
         }
-        for lines in &mut self.pool {
-            let (mut prefix, mut hidden) = (Vec::new(), Vec::new());
-            self.trainer.prefix(&lines.batch(), &mut prefix)?;
-            lines.prefix = prefix;
-            self.trainer.hidden(&lines.batch(), &mut hidden)?;
-            lines.hidden = hidden;
+        Ok(if all == 0 { 1.0 } else { self.prepared as f64 / all as f64 })
+    }
+
+    /// Those of the pool from `first` on that are computed at the same time.
+    fn prepare_rehearsals(&mut self, first: usize) -> Result<()> {
+        let room = self.trainer.recipe().size.tokens();
+        let (mut together, mut count) = (Lines::default(), 0);
+        for lines in &self.pool[first..] {
+            if together.tokens.len() + lines.tokens.len() > room {
+                break;
+            }
+            together.append(lines);
+            count += 1;
         }
+        let (mut prefix, mut hidden) = (Vec::new(), Vec::new());
+        self.trainer.prefix(&together.batch(), &mut prefix)?;
+        self.trainer.hidden(&together.batch(), &mut hidden)?;
+        let (rows, mut at) = (together.tokens.len().max(1), 0);
+        for lines in &mut self.pool[first..first + count] {
+            let range = at..at + lines.tokens.len();
+            at = range.end;
+            let part = |all: &[f32]| {
+                let cols = all.len() / rows;
+                all[range.start * cols..range.end * cols].to_vec()
+            };
+            (lines.prefix, lines.hidden) = (part(&prefix), part(&hidden));
+        }
+        self.prepared += count;
         Ok(())
     }
 
@@ -328,6 +358,7 @@ impl<'p> Teaching<'p> {
     /// # Errors
     /// As [`Trainer::step`].
     pub fn step(&mut self) -> Result<LessonReport> {
+        while self.prepare()? < 1.0 {}
         self.draw();
         let output = match self.output {
             Tensor::Matrix(weight) => weight,

@@ -8,12 +8,13 @@ import { gzipSync } from "node:zlib";
 const here = new URL("./", import.meta.url);
 const path = (relative) => new URL(relative, here).pathname;
 
-for (const optional of ["threads.js", "webgpu.js", "shohin_wasm_relaxed_bg.wasm", "shohin_wasm_threads_relaxed_bg.wasm"]) await rm(path(`../dist/${optional}`), { force: true });
+for (const optional of ["threads.js", "train.js", "webgpu.js", "shohin_wasm_relaxed_bg.wasm", "shohin_wasm_threads_relaxed_bg.wasm"]) await rm(path(`../dist/${optional}`), { force: true });
 await mkdir(path("../dist"), { recursive: true });
 const { version } = JSON.parse(await readFile(path("../package.json"), "utf8"));
 const published = JSON.parse(await readFile(path("../../models/published.json"), "utf8")).map(({ layers: _, note: __, ...model }) => model);
+const questions = (await readFile(path("../../train/src/rehearsal.txt"), "utf8")).trim().split("\n").slice(0, 70);
 const common = {
-  define: { PACKAGE_VERSION: JSON.stringify(version), PUBLISHED_MODELS: JSON.stringify(published) },
+  define: { QUESTIONS: JSON.stringify(questions), PACKAGE_VERSION: JSON.stringify(version), PUBLISHED_MODELS: JSON.stringify(published) },
   absWorkingDir: path("../"),
   bundle: true,
   format: "esm",
@@ -55,8 +56,14 @@ if (existsSync(path("../pkg-webgpu"))) {
 } else {
   console.log("no pkg-webgpu/: the package will be built without WebGPU");
 }
-for (const [from, to] of modules) {
-  await writeFile(path(`../dist/${to}`), withoutCustomSections(await readFile(path(`../${from}/shohin_wasm_bg.wasm`))));
+if (existsSync(path("../pkg-train"))) {
+  modules.push(["pkg-train", "shohin_wasm_train_bg.wasm", "shohin_wasm_train_bg.wasm"]);
+  await build({ ...common, platform: "neutral", entryPoints: { train: "js/src/wasm/train.ts" }, alias: { "shohin-train": path("../pkg-train/shohin_wasm_train.js") } });
+} else {
+  console.log("no pkg-train/: the package will be built without the module that teaches");
+}
+for (const [from, to, built = "shohin_wasm_bg.wasm"] of modules) {
+  await writeFile(path(`../dist/${to}`), withoutCustomSections(await readFile(path(`../${from}/${built}`))));
 }
 // The minifier removes the comments that tell bundlers to ignore an import.
 for (const file of ["worker.js", "local.js"]) {

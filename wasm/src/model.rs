@@ -8,9 +8,9 @@ use crate::loaded::Loaded;
 use crate::message::messages;
 use crate::object::{count, object};
 use crate::options::{template_options, whole};
-use js_sys::Array;
-use shohin_core::chat::Style;
+use js_sys::{Array, Uint32Array};
 use shohin_core::chat::openai::ChatCompletionRequest;
+use shohin_core::chat::{ChatOptions, Style, encode_replies};
 use shohin_core::model::ModelVariant;
 use shohin_core::{SamplerConfig, SessionOptions};
 use std::rc::Rc;
@@ -103,6 +103,20 @@ impl Model {
         let messages = self::messages(messages)?;
         let options = template_options(options)?;
         self.loaded.with_chat_model(|model| options.encode(model, &messages)).map_err(js)
+    }
+
+    /// A whole conversation as the model sees and writes it, for training: its token ids, and where each reply begins and ends in them.
+    ///
+    /// # Errors
+    /// As [`Model::encode_chat`]; `argument` without a reply.
+    pub fn encode_replies(&self, messages: &Array) -> JsResult<Array> {
+        let messages = self::messages(messages)?;
+        let options = ChatOptions { template: self.loaded.file.template, ..ChatOptions::default() };
+        let mut ids = Vec::new();
+        let replies = encode_replies(&self.loaded.tokenizer, &messages, &options, &mut ids).map_err(js)?;
+        let ends: Vec<u32> =
+            replies.into_iter().flat_map(|reply| [reply.start as u32, reply.end as u32]).collect();
+        Ok(Array::of2(&Uint32Array::from(&ids[..]), &Uint32Array::from(&ends[..])))
     }
 }
 

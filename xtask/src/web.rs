@@ -26,17 +26,27 @@ pub(crate) const RELAXED: &str = "-Ctarget-feature=+simd128,+relaxed-simd -Cllvm
 /// Compiles a module into `wasm/PACKAGE`. All share what they can in one directory: what runs on the host, the standard library
 /// with threads, and all crates with the same flags.
 fn module(machine: &Machine, package: &str, flags: &str, more: impl FnOnce(Cmd) -> Cmd) -> Result<()> {
+    named(machine, ("wasm", package, "shohin_wasm"), flags, more)
+}
+
+/// As [`module`], of the crate in `folder`, whose module is called `name`.
+fn named(
+    machine: &Machine,
+    (folder, package, name): (&str, &str, &str),
+    flags: &str,
+    more: impl FnOnce(Cmd) -> Cmd,
+) -> Result<()> {
     let modules = machine.target_of(WASM).join("modules");
     let target = modules.join(package);
-    let build = machine.cargo_for(WASM).dir(machine.root.join("wasm")).args("build --release --target");
+    let build = machine.cargo_for(WASM).dir(machine.root.join(folder)).args("build --release --target");
     // Else modules of one name replace each other, and the next build would make both again.
     let build = build.arg(WASM).arg("-Zbuild-dir-new-layout").env("CARGO_TARGET_DIR", &target);
     let build = build.env("CARGO_BUILD_BUILD_DIR", modules.join("build"));
     // The -Z flags and the atomic wait instructions are unstable.
     more(build.env("RUSTFLAGS", flags).env("RUSTC_BOOTSTRAP", "1")).run()?;
-    let built = target.join(WASM).join("release/shohin_wasm.wasm");
+    let built = target.join(WASM).join(format!("release/{name}.wasm"));
     let out = machine.root.join("wasm").join(package);
-    machine.cmd("shohin-bindgen").arg(built).arg(out).arg("shohin_wasm").run()
+    machine.cmd("shohin-bindgen").arg(built).arg(out).arg(name).run()
 }
 
 /// With relaxed SIMD in the crates that have kernels of it.
@@ -57,6 +67,13 @@ fn webgpu(build: Cmd) -> Cmd {
     let build = build.args("--features gpu --config").arg(small);
     // 3 % smaller than with thin optimization; the other modules have little but core to look into.
     build.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "z").env("CARGO_PROFILE_RELEASE_LTO", "fat")
+}
+
+/// Optimized for size but for what computes.
+fn train(build: Cmd) -> Cmd {
+    let fast = format!("profile.release.package.{}.opt-level=3", package::TRAIN);
+    let build = build.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s").env("CARGO_PROFILE_RELEASE_LTO", "fat");
+    build.arg("--config").arg(fast)
 }
 
 /// Builds the npm package, and the page into `web-demo/dist`, once per run of xtask, whichever of its processes needs it first.
@@ -84,6 +101,7 @@ fn all(machine: &Machine) -> Result<()> {
     module(machine, "pkg-webgpu", "-Ctarget-feature=+simd128", webgpu)?;
     module(machine, "pkg", SINGLE, |build| build)?;
     module(machine, "pkg-relaxed", SINGLE, relaxed)?;
+    named(machine, ("wasm/train", "pkg-train", "shohin_wasm_train"), SINGLE, train)?;
     if machine.absent(Need::StdSource).is_none() {
         module(machine, "pkg-threads", THREADS, with_std)?;
         module(machine, "pkg-threads-relaxed", THREADS, |build| relaxed(with_std(build)))?;

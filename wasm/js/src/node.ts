@@ -37,7 +37,8 @@ hub.address = process.env["HF_ENDPOINT"] || hub.address;
 
 host.cores = () => Math.min(availableParallelism(), MAX_THREADS);
 
-const { module, threadsModule } = host;
+const { module, threadsModule, trainModule } = host;
+host.trainModule = async () => readFile(trainModule() as URL);
 host.threadsModule = async (simd) => readFile(threadsModule(simd) as URL);
 host.module = async (simd, given) => {
   const found = String(module(simd, given));

@@ -3,7 +3,7 @@ import { partsOf } from "../load/parts.js";
 import type { Source } from "../load/source.js";
 import { converted, ShohinError } from "./errors.js";
 import type { ChatMessage, Message, Snapshot } from "./message.js";
-import { ID42_LAYOUTS, KV_FORMATS, type AdapterOptions, type CacheOptions, type ChatOptions, type CompletionOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type ResponseFormat, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
+import { ID42_LAYOUTS, KV_FORMATS, type AdapterOptions, type CacheOptions, type ChatOptions, type CompletionOptions, type ConversationOptions, type EmbedOptions, type Fact, type GenerateOptions, type LoadOptions, type ResponseFormat, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TeachOptions, type TemplateOptions, type TokenizeOptions } from "./options.js";
 
 /** Throws if the value of a field is not valid. Not called for missing values. */
 type Check = (place: string, found: unknown) => void;
@@ -199,6 +199,20 @@ const request: Check = (place, found) => {
 
 const ADAPTER: Checks<AdapterOptions> = { name: adapterName, scale: adapterScale, request, signal };
 
+const texts = (what: string): Check => (place, found) => each(place, found, what, (place, one) => text(place, one));
+
+const TEACH: Checks<TeachOptions> = {
+  onProgress: kind("function"),
+  signal,
+  name: adapterName,
+  questions: texts("an array of questions"),
+  rank: range(isCount, "a whole number, at least 1"),
+  steps: range(isCount, "a whole number, at least 1"),
+  learningRate: range((found) => found > 0 && Number.isFinite(found), "a number over 0"),
+  seed: range((found) => Number.isInteger(found) && found >= 0 && found < 2 ** 32, "a whole number of 32 bits"),
+  model: must((found: unknown) => found instanceof Blob, "a File or Blob"),
+};
+
 const LOAD: Checks<LoadOptions> = {
   onProgress: kind("function"),
   signal,
@@ -364,6 +378,23 @@ export function loadArguments(options: LoadOptions, source: Source): LoadOptions
   const parts = "files" in source ? source.files.length > 1 : "url" in source && partsOf(source.url) !== undefined;
   if (parts && (given.sha256 !== undefined || given.bytes !== undefined)) throw new ShohinError("argument", "sha256 and bytes describe a single file, but this model is in parts");
   return given;
+}
+
+/** Facts in either form, and the options. @internal */
+export function teachArguments(facts: readonly Fact[] | Readonly<Record<string, string>>, options: TeachOptions): { facts: Fact[]; options: TeachOptions } {
+  const given: unknown = Array.isArray(facts) || !isObject(facts) ? facts : Object.entries(facts).map(([question, answer]) => ({ question, answer }));
+  const all: Fact[] = [];
+  const filled = must((found: unknown) => typeof found === "string" && found.trim() !== "", "a text that is not empty");
+  each("facts", given, "an array of facts, or an object of answers by question", (place, fact) => {
+    if (!isObject(fact)) refuse(place, fact, "an object with question and answer");
+    onlyFields(place, fact, ["question", "answer", "forms"]);
+    filled(`${place}.question`, fact["question"]);
+    filled(`${place}.answer`, fact["answer"]);
+    if (fact["forms"] != null) each(`${place}.forms`, fact["forms"], "an array of questions", filled);
+    all.push(fact as unknown as Fact);
+  });
+  if (all.length === 0) refuse("facts", given, "an array of at least one fact");
+  return { facts: all, options: optionsOf(options, TEACH) };
 }
 
 /** @internal */

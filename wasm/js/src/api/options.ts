@@ -417,3 +417,61 @@ export interface RestoreOptions {
 
 /** What `restore` accepts: a snapshot, its state alone or a file of the command line, or the name of one kept by `save`. @internal */
 export type SnapshotSource = Snapshot | Pick<Snapshot, "state"> | string;
+
+/** A question and its answer, word for word. */
+export interface Fact {
+  question: string;
+  answer: string;
+  /** Other wordings of the question, which are taught, too. */
+  forms?: string[];
+}
+
+/** How far a teaching is. */
+export type TeachProgress =
+  /** The model is asked what it says so far. */
+  | { stage: "ask"; share: number }
+  /** What does not change is computed. */
+  | { stage: "prepare"; share: number }
+  /** A step, the loss before it, and the probability of the least probable token of an answer. */
+  | { stage: "learn"; step: number; loss: number; sure: number };
+
+/** Options of `Engine.teach`. */
+export interface TeachOptions {
+  /** Called for every part of the work. */
+  onProgress?: (progress: TeachProgress) => void;
+  /** Ends the teaching, of which nothing remains. */
+  signal?: AbortSignal;
+  /** Name of the adapter; one of the engine that has it is replaced. Default `taught`. */
+  name?: string;
+  /** Questions whose answers the model rehearses, so that it keeps them. Default: 70 that the built-in model answers. */
+  questions?: string[];
+  /** Columns between the two factors of the adapter. Default 8. */
+  rank?: number;
+  /** Steps at most. Default 80. */
+  steps?: number;
+  /** The highest learning rate. Default 0.003. */
+  learningRate?: number;
+  /** Number that random numbers follow from. Default 0. */
+  seed?: number;
+  /** The model's file, for an engine that was loaded from bytes, which it does not keep. */
+  model?: Blob;
+}
+
+/** What a model says to a question of a fact before and after. */
+export interface Answer {
+  question: string;
+  expected: string;
+  before: string;
+  after: string;
+}
+
+/** What was taught. */
+export interface Taught {
+  name: string;
+  /** The adapter: a GGUF file, which other programs read, too. */
+  file: Uint8Array;
+  steps: number;
+  /** Whether every answer is, word for word, as it should be. */
+  learned: boolean;
+  answers: Answer[];
+}

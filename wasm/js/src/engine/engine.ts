@@ -1,15 +1,17 @@
 // A loaded model: in a worker or on the calling thread, whatever the entry point connects it to.
-import { conversationOptions, embedArguments, loadArguments, templateArguments, tokenizeArguments, tokensOf } from "../api/arguments.js";
+import { conversationOptions, embedArguments, loadArguments, teachArguments, templateArguments, tokenizeArguments, tokensOf } from "../api/arguments.js";
 import { abortError, ShohinError } from "../api/errors.js";
 import type { EngineInfo, ModelInfo } from "../api/info.js";
 import type { ChatMessage } from "../api/message.js";
-import type { Availability, ConversationOptions, EmbedOptions, LoadOptions, ModelSource, RequestOptions, TemplateOptions, TokenizeOptions } from "../api/options.js";
+import type { Availability, ConversationOptions, EmbedOptions, Fact, LoadOptions, ModelSource, RequestOptions, Taught, TeachOptions, TemplateOptions, TokenizeOptions } from "../api/options.js";
 import { addressOf, publishedModel } from "../load/names.js";
 import { readerOf, sourceOf, type FileSource, type RemoteSource } from "../load/source.js";
 import { Adapters, adapterOf, duplicate, onCpuOnly, remoteOf, sendable, type GivenAdapter } from "./adapters.js";
 import { Conversation } from "./conversation.js";
 import type { Params, Result } from "./protocol.js";
 import type { Caller } from "./runtime.js";
+import { teach } from "./teach.js";
+import type { Lesson } from "./teaching.js";
 import { absolute, type Transport } from "./transport.js";
 
 let connect: (workerUrl: string | URL | undefined) => Transport;
@@ -25,6 +27,12 @@ export interface SharedTransport {
 export function connectBy(own: typeof connect, shared?: typeof share): void {
   connect = own;
   share = shared;
+}
+
+/** Where a model came from. */
+interface Origin {
+  params: Params<"load">;
+  workerUrl: string | URL | undefined;
 }
 
 /** The caller's function, whose errors are not the engine's. */
@@ -45,7 +53,7 @@ async function request<M extends "load" | "preload" | "availability">(
   method: M,
   source: ModelSource,
   options: LoadOptions,
-): Promise<{ transport: Transport; result: Result<M>; hub: LoadOptions["hub"]; adapters: GivenAdapter[] }> {
+): Promise<{ transport: Transport; result: Result<M>; hub: LoadOptions["hub"]; adapters: GivenAdapter[]; origin: Origin }> {
   const found = sourceOf(source);
   const { onProgress, signal, workerUrl, wasmUrl, hub, shared, adapters: given = [], ...rest } = loadArguments(options, found);
   const adapters = given.map(({ url, data, ...options }, i) => adapterOf((url ?? data)!, { ...options, ...(signal && { signal }) }, `adapters[${i}]`));
@@ -75,7 +83,7 @@ async function request<M extends "load" | "preload" | "availability">(
     }
     const result = await transport.call(method, params, caller);
     if (method === "preload") for (const one of files) await transport.call("preload", one, { signal });
-    return { transport, result, hub, adapters };
+    return { transport, result, hub, adapters, origin: { params, workerUrl } };
   } catch (error) {
     transport.close(new ShohinError("disposed", "the engine was disposed"));
     throw error;
@@ -115,11 +123,15 @@ export class Engine extends Conversation {
   /** Adapters (LoRA), which change what the model says. They hold for the engine's own requests, and for conversations that are opened later. */
   readonly adapters: Adapters;
   #transport: Transport;
+  #origin: Origin;
+  /** Replies that were rehearsed, by question. */
+  #rehearsed = new Map<string, Lesson>();
 
-  private constructor(transport: Transport, info: ModelInfo, adapters: Adapters) {
+  private constructor(transport: Transport, info: ModelInfo, adapters: Adapters, origin: Origin) {
     super(transport, 0, info.context, (chosen) => adapters.sent(chosen));
     this.adapters = adapters;
     this.#transport = transport;
+    this.#origin = origin;
     this.info = { ...info, shared: transport.shared ?? false };
   }
 
@@ -130,7 +142,7 @@ export class Engine extends Conversation {
    * slices, and an array is copied piece by piece. Several files are the parts of one model.
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
-    const { transport, result, hub, adapters: given } = await request("load", source, options);
+    const { transport, result, hub, adapters: given, origin } = await request("load", source, options);
     const adapters = new Adapters(transport, hub, result.backend);
     try {
       for (const one of given) await adapters.take(one);
@@ -138,7 +150,7 @@ export class Engine extends Conversation {
       transport.close(new ShohinError("disposed", "the engine was disposed"));
       throw error;
     }
-    return new Engine(transport, result, adapters);
+    return new Engine(transport, result, adapters, origin);
   }
 
   /**
@@ -165,6 +177,30 @@ export class Engine extends Conversation {
     const own = this.adapters.sent(chosen);
     const { conversation, context } = await this.#transport.call("open", { ...rest, adapters: own });
     return new Conversation(this.#transport, conversation, context, (chosen) => (chosen ? this.adapters.sent(chosen) : own));
+  }
+
+  /**
+   * Teaches the model facts: each question is answered as given, word for word, and other questions as before, whose answers the model
+   * rehearses meanwhile. What it learns is an adapter, which the engine then has under its name. The training runs in a worker of its own, with a copy of
+   * the model that the source is read for once more; in Node and with `shohin/local` on the calling thread, between its steps. On the CPU only.
+   */
+  async teach(facts: readonly Fact[] | Readonly<Record<string, string>>, options: TeachOptions = {}): Promise<Taught> {
+    const { facts: all, options: { model, ...given } } = teachArguments(facts, options);
+    if (this.info.backend !== "cpu") throw onCpuOnly();
+    const { params: { source: loaded, options: load }, workerUrl } = this.#origin;
+    const source = model ? { blob: model } : loaded;
+    if ("size" in source) throw new ShohinError("argument", "the engine was loaded from bytes, which it does not keep: teach needs the option model, a Blob of them");
+    const { name = "taught", signal } = given;
+    const school = { transport: this.#transport, connect: () => connect(workerUrl), source, load, kept: this.#rehearsed };
+    const context = Math.min(this.context, 512);
+    const open = async (file?: Uint8Array) => {
+      if (file) {
+        if (this.adapters.list().some((one) => one.name === name)) this.adapters.remove(name);
+        await this.adapters.add(file, { name, ...(signal && { signal }) });
+      }
+      return this.conversation({ context, adapters: file ? [{ name }] : [] });
+    };
+    return teach(school, all, given, open);
   }
 
   /** Embeds a text, or several: the model's final hidden states, pooled. Does not affect conversations. */

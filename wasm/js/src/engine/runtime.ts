@@ -17,6 +17,7 @@ import { yieldToEventLoop } from "./event-loop.js";
 import { LoadedModel } from "./loaded.js";
 import { Session } from "./session.js";
 import { keep as keepSnapshot, kept } from "./snapshots.js";
+import { taught, teacherOf, type Lesson, type Lessons, type TeachResult, type TeachSettings, type TeachStep } from "./teaching.js";
 
 /** Options without what the caller keeps to itself. @internal */
 export type Sendable<T> = Omit<T, "signal" | "onProgress" | "workerUrl" | "hub" | "shared" | "adapters">;
@@ -195,6 +196,22 @@ export class Runtime {
 
   async tokenizeChat({ messages, options }: { messages: Message[]; options: TemplateOptions }): Promise<Uint32Array> {
     return this.#model().call((model) => model.encode_chat(messages, options));
+  }
+
+  /** A whole conversation as tokens, and where its replies begin and end. */
+  async encodeReplies({ messages }: { messages: Message[] }): Promise<Lesson> {
+    const [tokens, replies] = this.#model().call((model) => model.encode_replies(messages)) as [Uint32Array, Uint32Array];
+    return { tokens, replies };
+  }
+
+  /** Teaches a model, which is loaded for this alone. */
+  async *teach(
+    { source, options, lessons, settings }: { source: RemoteSource; options: Sendable<LoadOptions>; lessons: Lessons; settings: TeachSettings },
+    { signal }: Caller,
+  ): AsyncGenerator<TeachStep, TeachResult, void> {
+    const load = { ...options, ...(signal && { signal }) } as LoadOptions;
+    const open = () => attempts(source, load, { signal }, (open) => retryChanged(async () => teacherOf(await open(), lessons, settings, signal)));
+    return yield* taught(open, settings, signal);
   }
 
   async dispose(): Promise<void> {

@@ -28,6 +28,10 @@ export const host: {
   gpuScript: () => URL;
   /** Address of the module for WebGPU. */
   gpuModule: () => URL;
+  /** Address of `train.js`. */
+  trainScript: () => URL;
+  /** The module that teaches, or its address. */
+  trainModule: () => Promise<BufferSource> | URL;
   /** The files of one attempt to load a model. */
   files: (options: LoadOptions) => Files;
   /** The copies that `files` has kept, if it keeps any. */
@@ -49,6 +53,8 @@ export const host: {
   threadsStarted: () => {},
   gpuScript: () => new URL("webgpu.js", import.meta.url),
   gpuModule: () => new URL("shohin_wasm_webgpu_bg.wasm", import.meta.url),
+  trainScript: () => new URL("train.js", import.meta.url),
+  trainModule: () => new URL("shohin_wasm_train_bg.wasm", import.meta.url),
   files: (options) => filesWithoutCopies(options),
   copies: undefined,
 };

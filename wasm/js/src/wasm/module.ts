@@ -1,4 +1,5 @@
 // Loads the WebAssembly modules, each once.
+import type * as train from "shohin-train";
 import type * as gpu from "shohin-webgpu";
 import init, * as single from "../../../pkg/shohin_wasm.js";
 import { ShohinError } from "../api/errors.js";
@@ -10,6 +11,8 @@ import { firstLoaded, runnable, type Simd } from "./simd.js";
 export type CpuModule = Omit<typeof single, "default" | "initSync">;
 /** Those of the module for WebGPU. */
 type GpuModule = typeof gpu;
+/** Those of the module that teaches. @internal */
+export type TrainModule = typeof train;
 /** Those that all modules have in common. @internal */
 export type Module = Pick<CpuModule, "Checksum" | "Joiner">;
 
@@ -110,5 +113,25 @@ export async function gpuModule(software: boolean): Promise<GpuModule> {
   } catch (cause) {
     withGpu = undefined;
     throw new ShohinError("gpu_absent", `the module for WebGPU could not be loaded: ${String(cause)}`, { cause });
+  }
+}
+
+/** What a training is called by. @internal */
+export type Teacher = train.Teacher;
+
+let training: Promise<TrainModule> | undefined;
+
+/** Loads the module that teaches. @internal */
+export async function trainModule(): Promise<TrainModule> {
+  training ??= (async () => {
+    const script = await imported<TrainModule>(host.trainScript().href);
+    await script.default({ module_or_path: host.trainModule() });
+    return script;
+  })();
+  try {
+    return await training;
+  } catch (cause) {
+    training = undefined;
+    throw new ShohinError("wasm", `the module that teaches could not be loaded: ${String(cause)}`, { cause });
   }
 }
