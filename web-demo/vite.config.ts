@@ -68,7 +68,7 @@ function order(): Plugin {
     transformIndexHtml: {
       order: "post",
       handler: (html, { bundle = {} }) => {
-        const parts = Object.keys(bundle).filter((file) => /\.js$/.test(file) && !html.includes(file) && !/\/(formula|highlight|worker|threads|webgpu)-/.test(file));
+        const parts = Object.keys(bundle).filter((file) => /\.js$/.test(file) && !html.includes(file) && !/\/(formula|highlight|train|worker|threads|webgpu)-/.test(file));
         const preloads = parts.map((file) => `<link rel="modulepreload" fetchpriority="low" crossorigin href="./${file}">\n`).join("");
         const [script = ""] = /<script type="module"[^>]*><\/script>\n?/.exec(html) ?? [];
         const [style = ""] = /<link rel="stylesheet"[^>]*>\n?/.exec(html) ?? [];

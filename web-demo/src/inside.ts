@@ -201,6 +201,7 @@ export function initInside(): void {
   });
   page.openInside.addEventListener("click", () => {
     if (page.inside.open) return page.inside.close();
+    page.teach.close();
     if (wide.matches) page.inside.show();
     else page.inside.showModal();
     page.step.max = page.step.value = String(Math.max(1, watched().length));

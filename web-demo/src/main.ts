@@ -70,6 +70,7 @@ const PARTS = [
   part(async () => (await import("./links.js")).initLinks),
   part(async () => (await import("./chats.js")).initChats, page.newChat, page.openChats, page.forgetChats, page.importChats, page.exportChats),
   part(async () => (await import("./inside.js")).initInside, page.openInside),
+  part(async () => (await import("./teach.js")).initTeach, page.openTeach),
   part(async () => (await import("./growth.js")).initGrowth),
   part(async () => (await import("./airplane.js")).initAirplane),
 ];

@@ -11,7 +11,7 @@ const SUMS = { "@path@": "@sum@" };
 const RELAXED = ["@relaxed@"];
 
 /** Assets that not every reply needs: with the first of a group that is asked for, all of it is kept. */
-const GROUPS = [/assets\/highlight-/, /assets\/(formula-|KaTeX_)/];
+const GROUPS = [/assets\/highlight-/, /assets\/(train-|shohin_wasm_train_)/, /assets\/(formula-|KaTeX_)/];
 
 /** Milliseconds after which a silent server counts as absent. */
 const PATIENCE = 3000;
