@@ -95,7 +95,7 @@ pub(crate) fn write(source: &Path, out: &Path, options: &ConvertOptions) -> Resu
 }
 
 /// Converts with a progress bar.
-fn with_progress(
+pub(crate) fn with_progress(
     convert: impl FnOnce(&mut dyn FnMut(u64, u64)) -> shohin::convert::Result<Converted>,
 ) -> Result<Converted> {
     let bar = transfer("writing".into(), None);

@@ -8,6 +8,7 @@ use crate::progress::progress;
 use crate::terminal::{self, round};
 use clap::Args;
 use serde_json::json;
+use shohin::Model;
 use shohin::core::sample::log_sum_exp;
 use shohin::core::tokenizer::Special;
 use std::io::{self, Write};
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 /// Tokens of a window unless asked for others.
-const WINDOW: usize = 512;
+pub(crate) const WINDOW: usize = 512;
 
 /// Measure the perplexity of a text
 ///
@@ -91,6 +92,67 @@ pub(crate) fn eval(args: &EvalArgs) -> Result {
             _ => CliError::new(format_args!("{place}: expected at least 2 tokens of text, found {n}")),
         });
     }
+    let score = score(&model, &tokens, window, stride, &place)?;
+    let (mean, bits_per_byte) = (score.mean(), score.bits_per_byte());
+    let mut out = io::stdout().lock();
+    if args.json {
+        let object = json!({
+            "model": model.name(),
+            "perplexity": mean.exp(),
+            "nats_per_token": mean,
+            "bits_per_byte": bits_per_byte,
+            "scored_tokens": score.tokens,
+            "window": window,
+            "stride": stride,
+            "activations": activations(&model),
+            "cache": model.kv().name(),
+            "seconds": round(score.seconds),
+        });
+        writeln!(out, "{object:#}")?;
+    } else {
+        let rows = [
+            ["perplexity", &format!("{:.4}", mean.exp())],
+            ["nats per token", &format!("{mean:.5}")],
+            ["bits per byte", &format!("{bits_per_byte:.5}")],
+            ["scored tokens", &score.tokens.to_string()],
+            ["window, stride", &format!("{window}, {stride}")],
+            ["computed with", &settings(&model)],
+            ["time", &format!("{} s", terminal::short(score.seconds))],
+        ];
+        terminal::table(&mut out, &rows.map(|row| row.map(String::from).to_vec()), &[])?;
+    }
+    Ok(())
+}
+
+/// How well a text was predicted.
+pub(crate) struct Score {
+    /// Minus the logarithms of all probabilities.
+    nats: f64,
+    tokens: usize,
+    /// Of the text of these tokens.
+    bytes: usize,
+    seconds: f64,
+}
+
+impl Score {
+    /// Nats per token.
+    pub(crate) fn mean(&self) -> f64 {
+        self.nats / self.tokens as f64
+    }
+
+    fn bits_per_byte(&self) -> f64 {
+        self.nats / std::f64::consts::LN_2 / self.bytes as f64
+    }
+}
+
+/// Scores each of `tokens` but the first once, in windows that begin every `stride` tokens.
+pub(crate) fn score(
+    model: &Model,
+    tokens: &[u32],
+    window: usize,
+    stride: usize,
+    place: &str,
+) -> Result<Score> {
     let mut sequence = model.sequence(window)?;
     let bar = progress("scoring", "tokens", tokens.len() - 1);
     let start = Instant::now();
@@ -113,40 +175,10 @@ pub(crate) fn eval(args: &EvalArgs) -> Result {
                     bar.inc(1);
                 }
             })
-            .context(&place)?;
+            .context(place)?;
         done = end;
         first += stride;
     }
     bar.finish_and_clear();
-    let seconds = start.elapsed().as_secs_f64();
-    let mean = nats / scored as f64;
-    let bits_per_byte = nats / std::f64::consts::LN_2 / bytes as f64;
-    let mut out = io::stdout().lock();
-    if args.json {
-        let object = json!({
-            "model": model.name(),
-            "perplexity": mean.exp(),
-            "nats_per_token": mean,
-            "bits_per_byte": bits_per_byte,
-            "scored_tokens": scored,
-            "window": window,
-            "stride": stride,
-            "activations": activations(&model),
-            "cache": model.kv().name(),
-            "seconds": round(seconds),
-        });
-        writeln!(out, "{object:#}")?;
-    } else {
-        let rows = [
-            ["perplexity", &format!("{:.4}", mean.exp())],
-            ["nats per token", &format!("{mean:.5}")],
-            ["bits per byte", &format!("{bits_per_byte:.5}")],
-            ["scored tokens", &scored.to_string()],
-            ["window, stride", &format!("{window}, {stride}")],
-            ["computed with", &settings(&model)],
-            ["time", &format!("{} s", terminal::short(seconds))],
-        ];
-        terminal::table(&mut out, &rows.map(|row| row.map(String::from).to_vec()), &[])?;
-    }
-    Ok(())
+    Ok(Score { nats, tokens: scored, bytes, seconds: start.elapsed().as_secs_f64() })
 }

@@ -18,6 +18,7 @@ mod hub;
 mod input;
 mod inspect;
 mod logits;
+mod merge;
 mod model;
 #[cfg(not(target_os = "wasi"))]
 mod peak_compute;
@@ -51,6 +52,7 @@ use eval::EvalArgs;
 use hub::{ListArgs, PullArgs, RmArgs};
 use inspect::InspectArgs;
 use logits::LogitsArgs;
+use merge::MergeArgs;
 use model::{DeviceArgs, ModelArgs};
 use quantize::QuantizeArgs;
 use run::RunArgs;
@@ -112,6 +114,7 @@ enum Command {
     Check(CheckArgs),
     Convert(ConvertArgs),
     Quantize(QuantizeArgs),
+    Merge(MergeArgs),
     #[cfg(not(target_os = "wasi"))]
     Train(Box<TrainArgs>),
     #[cfg(not(target_os = "wasi"))]
@@ -134,7 +137,7 @@ impl Command {
             Command::Eval(args) => Some(&mut args.model),
             Command::Embed(args) => Some(&mut args.model),
             Command::Check(_) | Command::Inspect(_) | Command::Tokenize(_) => None,
-            Command::Convert(_) | Command::Quantize(_) => None,
+            Command::Convert(_) | Command::Quantize(_) | Command::Merge(_) => None,
             #[cfg(not(target_os = "wasi"))]
             Command::Train(_) | Command::Teach(_) => None,
             #[cfg(not(target_os = "wasi"))]
@@ -184,6 +187,7 @@ impl Command {
             Command::Check(args) => check::check(args),
             Command::Convert(args) => convert::run(args),
             Command::Quantize(args) => quantize::run(args),
+            Command::Merge(args) => merge::run(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Train(args) => train::run(args),
             #[cfg(not(target_os = "wasi"))]

@@ -121,7 +121,7 @@ fn help_names_chat_first_and_every_command_has_examples() {
         names,
         [
             "chat", "run", "serve", "inspect", "tokenize", "logits", "eval", "embed", "bench", "check",
-            "convert", "quantize", "train", "teach", "pull", "list", "rm"
+            "convert", "quantize", "merge", "train", "teach", "pull", "list", "rm"
         ]
     );
     for name in names {
@@ -179,6 +179,9 @@ fn wrong_usage_is_code_2() {
         &["quantize", "x", "--out", "y", "--type", "q8_0", "--tensor", "blk"],
         &["quantize", "x", "--out", "y"],
         &["quantize", "x", "--out", "-", "--type", "q8_0"],
+        &["merge", "x", "--out", "y"],
+        &["merge", "x", "--out", "-", "--lora", "y"],
+        &["merge", "x", "--requantize", "--lora", "y", "--out", "z"],
     ] {
         let output = shohin(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -705,6 +708,66 @@ fn an_adapter_changes_replies_as_merged_weights_would() {
     assert!(refused(&["run", "x", "--lora", &format!("{lora}=many")]).contains("finite number"));
     assert!(refused(&["tokenize", "x", "--lora", &lora]).contains("unexpected argument '--lora'"));
     assert!(misuse(&with(&ask, &["--lora", &lora, "--split", "tensor:2"])).contains("with an adapter"));
+}
+
+/// Written where `--lora` would compute them, and taken out again.
+#[test]
+fn adapters_are_merged_into_weights() {
+    let nano = format!("{}/../models/sprout-nano.gguf", env!("CARGO_MANIFEST_DIR"));
+    let base = fs::read(&nano).unwrap();
+    let base = Gguf::parse(&base).unwrap();
+    let adapter = |names: &[&str], seed| Adapter::random(&base, names, 4, 0.1, seed).to_vec();
+    let one = temporary("merge-one.gguf", adapter(&["attn_q.", "ffn_down"], 1));
+    let two = format!("{}=-0.5", temporary("merge-two.gguf", adapter(&["attn_q.", "ffn_up"], 2)));
+    let tokens = temporary("merge.tokens", "1 2 3 4 5 6 7 8 9 10 11 12");
+    let [plain, out, back, small] =
+        ["plain", "out", "back", "small"].map(|n| temporary(&format!("merge-{n}"), ""));
+    let logits = |args: &[&str]| {
+        let ask = ["logits", "--tokens", &tokens, "--out", "-", "--kv", "f32", "--act", "f32"];
+        let bytes = shohin(&with(&ask, args)).output().unwrap().stdout;
+        bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect::<Vec<f32>>()
+    };
+    let apart = |a: &[f32], b: &[f32]| {
+        assert!(a.len() == b.len() && a.len() > 12_000);
+        a.iter().zip(b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()))
+    };
+    let both = ["--lora", &one, "--lora", &two];
+    let merge = with(&["merge", &nano, "--force", "--type", "f32"], &both);
+    let told = ok(&with(&merge, &["--out", &out]));
+    for part in
+        ["blk.0.attn_q.weight", "kept", "Of the adapters, 100.000 % was kept.", "of which adapters changed"]
+    {
+        assert!(told.contains(part), "{part}\n{told}");
+    }
+    let (want, before) = (logits(&with(&["-m", &nano], &both)), logits(&["-m", &nano]));
+    let (effect, error) = (apart(&want, &before), apart(&want, &logits(&["-m", &out])));
+    assert!(effect > 0.5 && error < 1e-4 * effect, "{effect} {error}");
+
+    // Minus both, from what has them.
+    let two = two.replace("=-0.5", "=0.5");
+    let minus = format!("{one}=-1");
+    ok(&["merge", &out, "--force", "--lora", &minus, "--lora", &two, "--out", &back]);
+    ok(&["quantize", &nano, "--force", "--type", "f32", "--out", &plain]);
+    assert!(apart(&logits(&["-m", &back]), &logits(&["-m", &plain])) < 1e-4 * effect);
+
+    let text = temporary("merge.txt", "A cow says moo. The hen is in the garden, and the dog sleeps.");
+    let told = json(&[
+        "merge", &plain, "--force", "--json", "--lora", &one, "--type", "q8_0", "--text", &text, "--out",
+        &small,
+    ]);
+    let perplexity = |name: &str| told["perplexity"][name].as_f64().unwrap();
+    let adapted = perplexity("base with --lora");
+    assert!((perplexity("merged") / adapted - 1.0).abs() < 0.1 && perplexity("base") != adapted, "{told}");
+    assert!(told["error"].as_f64().unwrap() < 0.02 && told["kept"].as_f64().unwrap() > 0.9, "{told}");
+
+    let refused = with(&["merge", &plain, "--type", "q1_0", "--out", &small], &["--lora", &one]);
+    assert!(misuse(&refused).contains("it exists already; replace it with --force"));
+    let refused = with(&refused, &["--force"]);
+    let found = fails(&refused);
+    assert!(found.contains("would be Q1_0 with what an adapter adds, but 1-bit weights round"), "{found}");
+    let told = ok(&with(&refused, &["--requantize", "--text", &text]));
+    assert!(told.contains("base with --lora: ") && told.contains("merged: "), "{told}");
+    assert!(fails(&["merge", &one, "--lora", &one, "--out", &small, "--force"]).contains("merge-one.gguf"));
 }
 
 /// PEFT's folder is read where it is, or converted first.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod delta;
 mod error;
 mod file_type;
 mod float8;
@@ -15,6 +16,7 @@ mod grouped;
 mod initial;
 mod json;
 mod kind;
+mod merge;
 mod names;
 mod onnx;
 mod options;
@@ -36,11 +38,12 @@ pub use error::{ConvertError, Error, Result};
 pub use file_type::{FileType, Int8, Mix};
 pub use initial::initial;
 pub use kind::{is_adapter_folder, is_folder};
+pub use merge::merge;
 pub use options::ConvertOptions;
 #[doc(hidden)]
 pub use output::new_file;
 pub use peft::{adapter_in_memory, convert_adapter};
-pub use report::{Converted, ConvertedTensor};
+pub use report::{Converted, ConvertedTensor, Merge};
 pub use rules::TensorRule;
 pub use shohin_files::Error as FileError;
 pub use source::in_memory;

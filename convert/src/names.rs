@@ -14,6 +14,11 @@ pub(crate) struct InGguf {
     pub(crate) order: RowOrder,
 }
 
+/// The router of a mixture of experts, whose weights stay floats.
+pub(crate) fn is_router(name: &str) -> bool {
+    name.ends_with(".ffn_gate_inp.weight")
+}
+
 /// What tensor `name` of a folder becomes; `None` for what GGUF files do not have.
 pub(crate) fn to_gguf(name: &str, config: &Config) -> Result<Option<InGguf>, ConvertError> {
     let unknown = || {

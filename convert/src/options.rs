@@ -16,6 +16,8 @@ pub struct ConvertOptions {
     pub replace: bool,
     /// The layout of tensors of type 42 in a GGUF file that does not say it.
     pub id42: Id42,
+    /// Whether matrices that [adapters change](crate::merge) may become 1-bit or ternary.
+    pub requantize: bool,
 }
 
 impl ConvertOptions {
@@ -45,6 +47,12 @@ impl ConvertOptions {
     /// Sets [`ConvertOptions::id42`](#structfield.id42).
     pub fn id42(mut self, id42: Id42) -> Self {
         self.id42 = id42;
+        self
+    }
+
+    /// Sets [`ConvertOptions::requantize`](#structfield.requantize).
+    pub fn requantize(mut self, requantize: bool) -> Self {
+        self.requantize = requantize;
         self
     }
 

@@ -5,12 +5,12 @@ use crate::config::Config;
 use crate::error::{ConvertError, Result};
 use crate::json::{Json, need_whole, number, present, string, wrong};
 use crate::kind::{ADAPTER_SETTINGS, is_folder};
-use crate::names::{InGguf, module_to_gguf};
+use crate::names::{InGguf, is_router, module_to_gguf};
 use crate::options::ConvertOptions;
 use crate::output::new_file;
 use crate::report::{Converted, ConvertedTensor};
 use crate::stored::{self, float, stored};
-use crate::tensor::{self, Order, head_rows};
+use crate::tensor::{Order, head_rows};
 use serde_json::Value;
 use shohin_core::gguf::{Gguf, GgufWriter};
 use shohin_core::model::LoraAdapter;
@@ -72,25 +72,30 @@ pub fn convert_adapter(
     options: &ConvertOptions,
 ) -> Result<Converted> {
     let (source, base, out) = (source.as_ref(), base.as_ref(), out.as_ref());
-    let base = if is_folder(base) {
-        let config = if base.is_dir() { base } else { base.parent().unwrap_or(base) }.join("config.json");
-        let Some(config) = Json::open(config, MAX_JSON)? else {
-            let problem = "is a folder without config.json, expected a GGUF file or a Hugging Face folder";
-            return Err(Error::NotAFile { path: base.into(), problem }.into());
-        };
-        config.at(Config::read(&config.root, &mut GgufWriter::new()))?
-    } else {
-        let file = MappedModel::open(base)?;
-        let named = |source| Error::Model { name: file.name.clone(), source };
-        let config = ModelConfig::from_gguf(&file.gguf(&options.read_options())?).map_err(named)?;
-        Config::of_model(&config).map_err(|error| error.at(base))?
-    };
+    let base = config_of(base, options)?;
     let (bytes, tensors) = read(source, &base)?;
     let failed = failed("write", out);
     let mut file = new_file(out, options.replace)?;
     file.write_all(&bytes).map_err(failed)?;
     file.finish().map_err(failed)?;
     Ok(Converted { tensors, bytes: bytes.len() as u64 })
+}
+
+/// What adapters depend on of `base`, a GGUF file or a Hugging Face folder.
+pub(crate) fn config_of(base: &Path, options: &ConvertOptions) -> Result<Config> {
+    if is_folder(base) {
+        let config = if base.is_dir() { base } else { base.parent().unwrap_or(base) }.join("config.json");
+        let Some(config) = Json::open(config, MAX_JSON)? else {
+            let problem = "is a folder without config.json, expected a GGUF file or a Hugging Face folder";
+            return Err(Error::NotAFile { path: base.into(), problem }.into());
+        };
+        config.at(Config::read(&config.root, &mut GgufWriter::new()))
+    } else {
+        let file = MappedModel::open(base)?;
+        let named = |source| Error::Model { name: file.name.clone(), source };
+        let config = ModelConfig::from_gguf(&file.gguf(&options.read_options())?).map_err(named)?;
+        Config::of_model(&config).map_err(|error| error.at(base))
+    }
 }
 
 /// What `adapter_config.json` says.
@@ -190,7 +195,7 @@ fn ends_with(module: &str, end: &str) -> bool {
 }
 
 /// The adapter in the folder `source`, as a GGUF file, and the tensors that this has.
-fn read(source: &Path, base: &Config) -> Result<(Vec<u8>, Vec<ConvertedTensor>)> {
+pub(crate) fn read(source: &Path, base: &Config) -> Result<(Vec<u8>, Vec<ConvertedTensor>)> {
     let missing = |key: &str| {
         ConvertError::Value { key: key.into(), found: "missing".into(), expected: "a file" }.at(source)
     };
@@ -251,9 +256,7 @@ fn write(
         };
         let (gguf, order) = match module_to_gguf(path, base)? {
             Some(InGguf { name, expert: None, order })
-                if !name.ends_with("norm.weight")
-                    && name.starts_with("blk.")
-                    && !tensor::is_router(&name) =>
+                if !name.ends_with("norm.weight") && name.starts_with("blk.") && !is_router(&name) =>
             {
                 (name, order)
             }
@@ -283,7 +286,15 @@ fn write(
             w.tensor(&name, &[stored.cols as u64, stored.rows as u64], to)?;
             let shape = vec![stored.rows, stored.cols];
             let len = bytes.len() as u64;
-            tensors.push(ConvertedTensor { name, shape, from: Some(from), to, bytes: len, error: 0.0 });
+            tensors.push(ConvertedTensor {
+                name,
+                shape,
+                from: Some(from),
+                to,
+                bytes: len,
+                error: 0.0,
+                merge: None,
+            });
             data.push(bytes);
         }
     }

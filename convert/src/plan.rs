@@ -1,16 +1,19 @@
 //! A GGUF file to be: its header, and where its tensors come from.
 
 use crate::config::Config;
+use crate::delta::{Deltas, Sums};
 use crate::error::{ConvertError, Error, Result};
 use crate::file_type::{FileType, Layers};
 use crate::folder::Folder;
+use crate::names::is_router;
 use crate::options::ConvertOptions;
 use crate::report::ConvertedTensor;
 use crate::rules::{TensorRule, choose};
-use crate::tensor::{self, Tensor, is_router};
+use crate::tensor::{self, Tensor};
 use crate::{pooling, tokenizer};
 use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, ReadOptions, Value};
 use shohin_core::model::lora;
+use shohin_core::quant::WeightClass;
 use shohin_core::{Format, ModelConfig, Tokenizer};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,7 +33,11 @@ const VERSION: &str = "general.quantization_version";
 const FILE_TYPE: &str = "general.file_type";
 
 impl<'f> Plan<'f> {
-    pub(crate) fn of_folder(folder: &'f Folder, options: &ConvertOptions) -> Result<Self> {
+    pub(crate) fn of_folder(
+        folder: &'f Folder,
+        options: &ConvertOptions,
+        deltas: &Deltas<'f>,
+    ) -> Result<Self> {
         let mut w = GgufWriter::new();
         let mut config = folder.config().at(Config::read(&folder.config().root, &mut w))?;
         pooling::write(folder, config.architecture.name, &mut w)?;
@@ -50,12 +57,18 @@ impl<'f> Plan<'f> {
         });
         let plan = tensors.and_then(|tensors| {
             w.set("general.name", folder.name().as_str())?;
-            Plan::new(folder.source(), w, tensors, options, None).map_err(tokenizer::of_folder)
+            let plan = Plan::new(folder.source(), w, merged(tensors, deltas)?, options, None);
+            plan.map_err(tokenizer::of_folder)
         });
         folder.at(plan)
     }
 
-    pub(crate) fn of_gguf(source: &'f Path, gguf: &Gguf<'f>, options: &ConvertOptions) -> Result<Self> {
+    pub(crate) fn of_gguf(
+        source: &'f Path,
+        gguf: &Gguf<'f>,
+        options: &ConvertOptions,
+        deltas: &Deltas<'f>,
+    ) -> Result<Self> {
         let plan = || {
             lora::refuse_adapter(gguf)?;
             let mut w = GgufWriter::new();
@@ -66,7 +79,7 @@ impl<'f> Plan<'f> {
             }
             let keeps_types = options.file_type.is_none() && options.rules.is_empty();
             let file_type = gguf.metadata().get(FILE_TYPE).filter(|_| keeps_types);
-            Plan::new(source, w, tensor::of_gguf(gguf)?, options, file_type)
+            Plan::new(source, w, merged(tensor::of_gguf(gguf)?, deltas)?, options, file_type)
         };
         plan().map_err(|error: ConvertError| error.at(source))
     }
@@ -86,6 +99,9 @@ impl<'f> Plan<'f> {
         let model = Layers::of(tensors.iter().map(|tensor| tensor.name.as_str()));
         let choose = |mut tensor: Tensor<'f>| {
             let (format, int8) = choose(&tensor, options.file_type, &options.rules, &model)?;
+            if tensor.is_merged() && !options.requantize {
+                holds_deltas(&tensor.name, format)?;
+            }
             if let Some(int8) = int8 {
                 tensor.share_scale(int8)?;
             }
@@ -158,12 +174,12 @@ impl<'f> Plan<'f> {
         let mut report = Vec::new();
         for (tensor, format) in &self.tensors {
             let row_bytes = tensor.row_bytes(*format);
-            let mut squares = [0.0; 2];
+            let mut sums = Sums::default();
             let most = tensor.share() * workers;
             for first in (0..tensor.rows).step_by(most) {
                 piece.resize(most.min(tensor.rows - first) * row_bytes, 0);
-                let sums = tensor.write(first, *format, &mut piece).map_err(|error| error.at(self.source))?;
-                squares = [squares[0] + sums[0], squares[1] + sums[1]];
+                let more = tensor.write(first, *format, &mut piece).map_err(|error| error.at(self.source))?;
+                sums = sums.plus(more);
                 body.push(&piece, |bytes| out(bytes).map_err(Stopped::Out)).map_err(
                     |stopped| match stopped {
                         Stopped::Out(error) => error,
@@ -171,11 +187,35 @@ impl<'f> Plan<'f> {
                     },
                 )?;
             }
-            report.push(tensor.report(&tensor.name, *format, squares));
+            report.push(tensor.report(&tensor.name, *format, sums));
         }
         body.finish().map_err(|error| ConvertError::from(error).at(self.source))?;
         Ok(report)
     }
+}
+
+/// `tensors`, to which `deltas` are added.
+fn merged<'f>(tensors: Vec<Tensor<'f>>, deltas: &Deltas<'f>) -> Result<Vec<Tensor<'f>>, ConvertError> {
+    deltas.check(|name| tensors.iter().any(|tensor| tensor.name == name))?;
+    let merge = |mut tensor: Tensor<'f>| {
+        tensor.merge(deltas.of(&tensor.name))?;
+        Ok(tensor)
+    };
+    tensors.into_iter().map(merge).collect()
+}
+
+/// Refuses formats in which deltas would be rounded away.
+fn holds_deltas(name: &str, format: Format) -> Result<(), ConvertError> {
+    let kind = match format.class() {
+        WeightClass::Float | WeightClass::Integer => return Ok(()),
+        WeightClass::OneBit => "1-bit",
+        WeightClass::Ternary => "ternary",
+    };
+    let problem = format!(
+        "would be {} with what an adapter adds, but {kind} weights round such small changes away, expected a format of more bits such as f16 or q8_0",
+        format.name()
+    );
+    Err(ConvertError::tensor(name, problem))
 }
 
 /// What ends the writing of a body.
@@ -213,7 +253,7 @@ mod tests {
     fn a_header_that_would_be_read_as_another_format_is_refused() {
         let source = Path::new("sprout-nano.gguf");
         let gguf = Gguf::parse(include_bytes!("../../models/sprout-nano.gguf")).unwrap();
-        let mut plan = Plan::of_gguf(source, &gguf, &ConvertOptions::new()).unwrap();
+        let mut plan = Plan::of_gguf(source, &gguf, &ConvertOptions::new(), &Deltas::default()).unwrap();
         plan.check().unwrap();
         let matrix = plan.tensors.iter_mut().find(|(tensor, _)| !tensor.vector).unwrap();
         let read = matrix.1;

@@ -2,7 +2,8 @@
 
 use crate::error::ConvertError;
 use crate::file_type::{FileType, Int8, Layers};
-use crate::tensor::{Tensor, is_router};
+use crate::names::is_router;
+use crate::tensor::Tensor;
 use shohin_core::Format;
 use std::str::FromStr;
 

@@ -1,5 +1,6 @@
 //! GGUF files to read: those that are there, and those that folders become.
 
+use crate::delta::Deltas;
 use crate::error::Result;
 use crate::folder::Folder;
 use crate::kind::is_folder;
@@ -41,7 +42,7 @@ impl<'p> Source<'p> {
 /// As for [`convert`](crate::convert).
 pub fn in_memory(source: &Path) -> Result<Mmap> {
     let folder = Folder::open(source)?;
-    let plan = Plan::of_folder(&folder, &ConvertOptions::new())?;
+    let plan = Plan::of_folder(&folder, &ConvertOptions::new(), &Deltas::default())?;
     let failed = failed("load the model", source);
     let too_large = || failed(io::ErrorKind::OutOfMemory.into());
     let len = usize::try_from(plan.len()).map_err(|_| too_large())?;

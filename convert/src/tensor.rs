@@ -1,6 +1,7 @@
 //! Tensors under their GGUF names, and their rows in the order and format of a GGUF file.
 
 use crate::config::{Config, ROPE_FACTORS, folder_of};
+use crate::delta::{Delta, DeltaRows, Sums};
 use crate::error::ConvertError;
 use crate::file_type::Int8;
 use crate::float8::Float8;
@@ -27,6 +28,8 @@ pub(crate) struct Tensor<'f> {
     order: Order,
     /// What shares a scale of Q8_0, and the largest absolute value in it; `None` for a block.
     shared: Option<Shared>,
+    /// What is added to the weights, in the order of the rows that are written.
+    deltas: Vec<Delta<'f>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,11 +86,6 @@ pub(crate) enum Weights<'f> {
     Computed(Vec<f32>),
 }
 
-/// The router of a mixture of experts, whose weights stay floats.
-pub(crate) fn is_router(name: &str) -> bool {
-    name.ends_with(".ffn_gate_inp.weight")
-}
-
 /// The tensors of a GGUF file, in its order.
 pub(crate) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertError> {
     let tensor = |info: &TensorInfo<'f>| {
@@ -118,6 +116,7 @@ pub(crate) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertErr
             matrices: matrices.collect(),
             order: Order::Same,
             shared: None,
+            deltas: Vec::new(),
         })
     };
     gguf.tensors().iter().map(tensor).collect()
@@ -180,7 +179,7 @@ pub(crate) fn of_modules<'f>(
             Some(head) => Order::SideBySide(head),
         };
         let matrices = vec![weights];
-        all.push(Tensor { name, rows, cols, vector, matrices, order, shared: None });
+        all.push(Tensor { name, rows, cols, vector, matrices, order, shared: None, deltas: Vec::new() });
     }
     for (name, experts) in experts {
         all.push(stacked(name, experts, config.experts)?);
@@ -194,6 +193,7 @@ pub(crate) fn of_modules<'f>(
             matrices: vec![Weights::Computed(factors.clone())],
             order: Order::Same,
             shared: None,
+            deltas: Vec::new(),
         });
     }
     // Layer 2 before layer 10.
@@ -230,7 +230,8 @@ fn stacked<'f>(
         return Err(ConvertError::tensor(&name, problem));
     }
     let [_, cols] = shape.unwrap_or_default();
-    Ok(Tensor { name, rows, cols, vector: false, matrices, order: Order::Same, shared: None })
+    let order = Order::Same;
+    Ok(Tensor { name, rows, cols, vector: false, matrices, order, shared: None, deltas: Vec::new() })
 }
 
 /// The rows of a head of the tensor `name` of a GGUF file, if their order differs from that of a folder.
@@ -269,7 +270,8 @@ pub(crate) fn to_folder<'f>(
         let rows = tensor.rows_each();
         let matrices = theirs.into_iter().zip(tensor.matrices);
         all.extend(matrices.map(|(name, weights)| {
-            (name.clone(), Tensor { name, rows, matrices: vec![weights], order, ..tensor })
+            let deltas = Vec::new();
+            (name.clone(), Tensor { name, rows, matrices: vec![weights], order, deltas, ..tensor })
         }));
     }
     Ok(all)
@@ -294,7 +296,7 @@ fn one_by_one<'f>(
     })
 }
 
-impl Tensor<'_> {
+impl<'f> Tensor<'f> {
     /// The format that keeps every bit.
     pub(crate) fn exact(&self) -> Result<Format, ConvertError> {
         let of = |weights: &Weights<'_>| match weights {
@@ -346,14 +348,15 @@ impl Tensor<'_> {
     }
 
     /// What is known when it has been written under `name`, with the sums that [`Tensor::write`] returned.
-    pub(crate) fn report(&self, name: &str, format: Format, squares: [f64; 2]) -> ConvertedTensor {
+    pub(crate) fn report(&self, name: &str, format: Format, sums: Sums) -> ConvertedTensor {
         ConvertedTensor {
             name: name.into(),
             shape: self.shape(),
             from: self.format(),
             to: format,
             bytes: (self.rows * self.row_bytes(format)) as u64,
-            error: if squares[0] == 0.0 { 0.0 } else { (squares[0] / squares[1]).sqrt() },
+            error: if sums.error == 0.0 { 0.0 } else { (sums.error / sums.weights).sqrt() },
+            merge: self.is_merged().then(|| sums.merge()),
         }
     }
 
@@ -365,14 +368,24 @@ impl Tensor<'_> {
         }
     }
 
-    /// Writes rows from `first` to `out`, whole rows of `format`, on all cores; returns the sums of the squares of the
-    /// errors and of the weights, as far as they may differ.
-    pub(crate) fn write(
-        &self,
-        first: usize,
-        format: Format,
-        out: &mut [u8],
-    ) -> Result<[f64; 2], ConvertError> {
+    /// Adds `deltas` to the weights.
+    pub(crate) fn merge(&mut self, deltas: Vec<Delta<'f>>) -> Result<(), ConvertError> {
+        for delta in &deltas {
+            let count = if self.vector { 0 } else { self.matrices.len() };
+            delta.fits(count, self.rows, self.cols)?;
+        }
+        self.deltas = deltas;
+        Ok(())
+    }
+
+    /// Whether something is added to the weights.
+    pub(crate) fn is_merged(&self) -> bool {
+        !self.deltas.is_empty()
+    }
+
+    /// Writes rows from `first` to `out`, whole rows of `format`, on all cores; returns sums over the weights, as far as
+    /// they may differ.
+    pub(crate) fn write(&self, first: usize, format: Format, out: &mut [u8]) -> Result<Sums, ConvertError> {
         let workers = thread::available_parallelism().map_or(1, usize::from);
         if workers == 1 {
             return self.write_rows(first, format, out);
@@ -387,8 +400,8 @@ impl Tensor<'_> {
             let join = |worker: thread::ScopedJoinHandle<'_, _>| {
                 worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
-            let add = |a: [f64; 2], b: Result<[f64; 2], ConvertError>| b.map(|b| [a[0] + b[0], a[1] + b[1]]);
-            workers.into_iter().map(join).try_fold([0.0; 2], add)
+            let add = |a: Sums, b: Result<Sums, ConvertError>| b.map(|b| a.plus(b));
+            workers.into_iter().map(join).try_fold(Sums::default(), add)
         })
     }
 
@@ -433,14 +446,13 @@ impl Tensor<'_> {
         self.shared = Some(match int8 {
             Int8::PerChannel => Shared::Row,
             Int8::PerTensor => {
-                let mut values = vec![0.0; self.cols];
+                let mut rows = Rows::of(self)?;
                 let mut most = (0.0f32, 0);
                 for row in 0..self.rows {
-                    self.unpack(row, &mut values)?;
-                    self.finite(row, &values)?;
-                    let largest = largest(&values);
+                    rows.read(row)?;
+                    let largest = largest(&rows.values);
                     if largest > most.0 {
-                        most = (largest, row);
+                        most = (largest, self.source(row));
                     }
                 }
                 Shared::Matrix(most.0, most.1)
@@ -456,34 +468,38 @@ impl Tensor<'_> {
         Err(ConvertError::tensor(&self.name, problem))
     }
 
-    fn write_rows(&self, first: usize, format: Format, out: &mut [u8]) -> Result<[f64; 2], ConvertError> {
+    fn write_rows(&self, first: usize, format: Format, out: &mut [u8]) -> Result<Sums, ConvertError> {
         let row_bytes = self.row_bytes(format).max(1);
-        let mut values = vec![0.0; self.cols];
+        let mut rows = Rows::of(self)?;
         let mut written = vec![0.0; self.cols];
-        let mut squares = [0.0; 2];
+        let mut sums = Sums::default();
         for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             let row = self.source(first + i);
-            self.unpack(row, &mut values)?;
-            self.finite(row, &values)?;
-            if self.shared.is_none() && self.copy(row, format, out) {
+            rows.read(first + i)?;
+            let keeps = !rows.is_changed() && self.shared.is_none();
+            if keeps && self.copy(row, format, out) {
+                if self.is_merged() {
+                    rows.count(&rows.values, &mut sums);
+                }
                 continue;
             }
+            let values = &rows.values;
             match self.shared {
                 Some(shared) if format == Format::Q8_0 => {
                     let largest = match shared {
-                        Shared::Row => largest(&values),
+                        Shared::Row => largest(values),
                         Shared::Matrix(largest, _) => largest,
                     };
-                    pack_int8(&values, largest, out);
+                    pack_int8(values, largest, out);
                 }
-                _ => quant::pack(format, &values, out)?,
+                _ => quant::pack(format, values, out)?,
             }
             quant::unpack(format, out, &mut written)?;
             if written.iter().any(|value| !value.is_finite()) {
                 let (most, row) = match self.shared {
                     // Its scale is too large for all rows.
                     Some(Shared::Matrix(most, row)) if format == Format::Q8_0 => (most, row),
-                    _ => (largest(&values), row),
+                    _ => (largest(values), row),
                 };
                 let name = format.name();
                 let problem = format!(
@@ -491,12 +507,61 @@ impl Tensor<'_> {
                 );
                 return Err(ConvertError::tensor(&self.name, problem));
             }
-            for (&w, &written) in values.iter().zip(&written) {
-                squares[0] += f64::from(w - written).powi(2);
-                squares[1] += f64::from(w).powi(2);
-            }
+            rows.count(&written, &mut sums);
         }
-        Ok(squares)
+        Ok(sums)
+    }
+}
+
+/// Reads the rows of a tensor, and what is added to them.
+struct Rows<'t, 'f> {
+    tensor: &'t Tensor<'f>,
+    deltas: Option<DeltaRows<'t, 'f>>,
+    /// Those of the source.
+    base: Vec<f32>,
+    delta: Vec<f64>,
+    /// The weights to write.
+    values: Vec<f32>,
+}
+
+impl<'t, 'f> Rows<'t, 'f> {
+    fn of(tensor: &'t Tensor<'f>) -> Result<Self, ConvertError> {
+        let cols = tensor.cols;
+        let merged = tensor.is_merged();
+        let deltas = merged.then(|| DeltaRows::new(&tensor.deltas, cols)).transpose()?;
+        let own = if merged { cols } else { 0 };
+        Ok(Rows { tensor, deltas, base: vec![0.0; own], delta: vec![0.0; own], values: vec![0.0; cols] })
+    }
+
+    /// Reads the row that is written as row `row`.
+    fn read(&mut self, row: usize) -> Result<(), ConvertError> {
+        let source = self.tensor.source(row);
+        self.tensor.unpack(source, &mut self.values)?;
+        self.tensor.finite(source, &self.values)?;
+        if let Some(deltas) = &mut self.deltas {
+            self.base.copy_from_slice(&self.values);
+            self.delta.copy_from_slice(deltas.read(row)?);
+            let both = self.values.iter_mut().zip(&self.delta);
+            both.for_each(|(value, delta)| *value = (f64::from(*value) + delta) as f32);
+            self.tensor.finite(source, &self.values)?;
+        }
+        Ok(())
+    }
+
+    /// Whether anything is added to the row that was read.
+    fn is_changed(&self) -> bool {
+        self.delta.iter().any(|delta| *delta != 0.0)
+    }
+
+    /// Counts the row that was read, and stored as `written`.
+    fn count(&self, written: &[f32], sums: &mut Sums) {
+        if self.deltas.is_some() {
+            return sums.merged(&self.base, &self.delta, written);
+        }
+        for (&w, &written) in self.values.iter().zip(written) {
+            sums.error += f64::from(w - written).powi(2);
+            sums.weights += f64::from(w).powi(2);
+        }
     }
 }
 

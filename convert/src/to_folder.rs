@@ -204,8 +204,8 @@ impl View for TensorView<'_, '_> {
         let mut bytes = vec![0; self.data_len()];
         let state = &mut *self.state.borrow_mut();
         match self.tensor.write(0, self.format, &mut bytes) {
-            Ok(squares) => {
-                let report = self.tensor.report(self.name, self.format, squares);
+            Ok(sums) => {
+                let report = self.tensor.report(self.name, self.format, sums);
                 state.written += report.bytes;
                 state.report.push(report);
                 (state.progress)(state.written, state.whole);

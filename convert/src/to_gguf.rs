@@ -1,5 +1,6 @@
 //! A model as a GGUF file.
 
+use crate::delta::Deltas;
 use crate::error::{ConvertError, Result};
 use crate::folder::Folder;
 use crate::kind::is_folder;
@@ -36,7 +37,17 @@ pub fn convert(
     options: &ConvertOptions,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Converted> {
-    let (source, out) = (source.as_ref(), out.as_ref());
+    write(source.as_ref(), out.as_ref(), options, &Deltas::default(), &mut progress)
+}
+
+/// [`convert`], with what is added to the weights.
+pub(crate) fn write(
+    source: &Path,
+    out: &Path,
+    options: &ConvertOptions,
+    deltas: &Deltas<'_>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Converted> {
     // After the source was opened: whoever is told to replace a file can do so.
     let create = || match out.file_name().and_then(|name| shard_names(name.to_str()?)) {
         Some(_) => Err(ConvertError::NameOfPart.at(out)),
@@ -45,12 +56,12 @@ pub fn convert(
     if is_folder(source) {
         let folder = Folder::open(source)?;
         let new = create()?;
-        return save(&Plan::of_folder(&folder, options)?, out, new, &mut progress);
+        return save(&Plan::of_folder(&folder, options, deltas)?, out, new, progress);
     }
     let file = MappedModel::open(source)?;
     let gguf = file.gguf(&options.read_options())?;
     let new = create()?;
-    save(&Plan::of_gguf(source, &gguf, options)?, out, new, &mut progress)
+    save(&Plan::of_gguf(source, &gguf, options, deltas)?, out, new, progress)
 }
 
 /// Writes the file that `plan` describes.
