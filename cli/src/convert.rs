@@ -6,7 +6,8 @@ use crate::progress::transfer;
 use crate::terminal::{bytes, remark};
 use clap::Args;
 use shohin::convert::{
-    ConvertError, ConvertOptions, Converted, Error, FileType, convert, convert_adapter, convert_to_folder,
+    ConvertError, ConvertOptions, Converted, Error, FileType, convert, convert_adapter,
+    convert_adapter_to_folder, convert_to_folder,
 };
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// file or several), also as FP8, or as MLX packs them in 1, 2, 4 or 8 bits; or an ONNX file in such a folder, with floats
 /// or packed weights of 2, 4 or 8 bits (the folder's name is enough if it has one such file and no safetensors). Tokenizer
 /// and chat template come along, so that llama.cpp reads the file, too.
-/// With --base, SOURCE is an adapter (LoRA) as PEFT saves it; `--lora` takes both the folder and the file.
+/// With --base, SOURCE is an adapter (LoRA) as PEFT saves it, or a GGUF file, which becomes such a folder; `--lora` takes both.
 /// `--model SOURCE` runs it without converting it first. With --safetensors, SOURCE may be a GGUF file.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -25,6 +26,7 @@ Examples:
   shohin convert Ternary-Bonsai-1.7B-unpacked --type pq2_0 --out ternary-bonsai-1.7b.gguf
   shohin convert Ternary-Bonsai-1.7B-ONNX/onnx/model_q2.onnx --out ternary-bonsai-1.7b.gguf
   shohin convert my-lora --base bonsai-1.7b.gguf --out my-lora.gguf
+  shohin convert my-lora.gguf --base Qwen3-0.6B --out my-lora
   shohin convert bonsai-1.7b.gguf --safetensors --out Bonsai-1.7B-unpacked
   shohin quantize qwen3-0.6b.gguf --type q4_k_m --out qwen3-0.6b-q4_k_m.gguf")]
 pub(crate) struct ConvertArgs {
@@ -33,7 +35,8 @@ pub(crate) struct ConvertArgs {
     /// The file to write, or the folder
     #[arg(short, long, value_name = "PATH")]
     out: PathBuf,
-    /// The model that an adapter is for, a GGUF file or a Hugging Face folder: SOURCE is then a folder that PEFT has saved
+    /// The model that an adapter is for, a GGUF file or a Hugging Face folder: SOURCE is then a folder that PEFT has saved, or the
+    /// GGUF file of an adapter
     #[arg(long, value_name = "MODEL", conflicts_with_all = ["safetensors", "type"])]
     base: Option<PathBuf>,
     /// Write a Hugging Face folder with weights in F32, F16 or BF16
@@ -66,7 +69,6 @@ pub(crate) fn run(args: &ConvertArgs) -> Result {
             "--type of safetensors: expected f32, f16 or bf16, found {found}"
         )));
     }
-    let is_gguf = |path: &Path| path.extension().is_some_and(|found| found.eq_ignore_ascii_case("gguf"));
     if !args.safetensors && is_gguf(&args.source) && !is_gguf(&args.out) {
         return Err(CliError::usage(format_args!(
             "expected --safetensors to write a folder, or a file --out that ends in .gguf, found {}",
@@ -81,10 +83,25 @@ pub(crate) fn run(args: &ConvertArgs) -> Result {
     Ok(())
 }
 
-/// Writes the GGUF file of an adapter.
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|found| found.eq_ignore_ascii_case("gguf"))
+}
+
+/// Writes the GGUF file of an adapter, or of such a file the folder.
 fn adapter(args: &ConvertArgs, base: &Path) -> Result {
     let options = ConvertOptions::new().replace(args.force).id42(args.layout.id42);
-    let done = convert_adapter(&args.source, base, &args.out, &options).map_err(of_options)?;
+    let is_folder = args.source.is_dir();
+    if !is_folder && is_gguf(&args.out) {
+        return Err(CliError::usage(format_args!(
+            "--out of an adapter that is a file: expected the name of a folder, found {}",
+            args.out.display()
+        )));
+    }
+    let done = match is_folder {
+        true => convert_adapter(&args.source, base, &args.out, &options),
+        false => convert_adapter_to_folder(&args.source, base, &args.out, &options),
+    };
+    let done = done.map_err(of_options)?;
     remark(format_args!("{}: {} tensors, {}", args.out.display(), done.tensors.len(), bytes(done.bytes)));
     Ok(())
 }

@@ -87,7 +87,7 @@ struct DataArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 struct OutArgs {
-    /// What to write: a GGUF file by its extension, a checkpoint (.oxck), or else a Hugging Face folder
+    /// What to write: a GGUF file by its extension, a checkpoint (.oxck), or else a Hugging Face folder, of an adapter as PEFT has it
     #[arg(short, long, value_name = "OUT")]
     out: PathBuf,
     /// Replace OUT if it exists; without this, it is an error (exit code 2)

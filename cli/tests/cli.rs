@@ -786,6 +786,14 @@ fn an_adapter_of_peft_runs_from_folder_to_reply() {
     assert!(fails(&quantize).contains(expected));
     let ask = with(&["run", "--raw", "the hen", "-n", "8", "-m", &base], &EXACT);
     let reply = ok(&with(&ask, &["--lora", &out]));
+    // And back.
+    let back = format!("{out}.folder");
+    ok(&["convert", &out, "--base", &base, "--force", "--out", &back]);
+    assert_eq!(reply, ok(&with(&ask, &["--lora", &back])));
+    let again = ["convert", &out, "--base", &base, "--out", &back];
+    assert!(misuse(&again).contains("it exists already; replace it with --force"));
+    let file = ["convert", &out, "--base", &base, "--out", "x.gguf"];
+    assert!(misuse(&file).contains("expected the name of a folder, found x.gguf"));
     assert_eq!(reply, ok(&with(&ask, &["--lora", &folder])));
     assert_ne!(reply, ok(&ask));
     assert!(refused(&with(&convert, &["--base", &base, "--type", "q8_0"])).contains("cannot be used with"));

@@ -157,7 +157,14 @@ fn an_adapter_is_learned_beside_packed_weights() {
     assert!(again["loss"]["first"].as_f64().unwrap() < 0.2, "{again}");
     place.fails(&format!("{train} --targets q,x --steps 1 --out x.gguf"), 2, "q, k, v, o, gate, up, down");
     place.fails(&format!("{train} --layers 2-6 --steps 1 --out x.gguf"), 2, "0 to 5");
-    place.fails(&format!("{train} --steps 1 --out folder"), 2, ".gguf");
+    // As PEFT has it, the same adapter.
+    place.ok(&format!("{train} --rank 4 --alpha 8 --layers 2-5 --steps 25 --out folder"));
+    let settings: Value = serde_json::from_slice(&place.read("folder/adapter_config.json")).unwrap();
+    assert_eq!((&settings["r"], &settings["lora_alpha"]), (&json!(4), &json!(8)));
+    assert_eq!(settings["target_modules"].as_array().unwrap().len(), 4 * 7);
+    assert_eq!(answer(&["--lora", "folder"]), "The code is four two.");
+    place.fails(&format!("{train} --steps 1 --out folder"), 2, "folder exists; replace it with --force");
+    place.ok(&format!("{train} --from folder --steps 1 --out folder --force"));
 }
 
 #[test]

@@ -5,6 +5,9 @@ use std::path::Path;
 /// The settings of an adapter that PEFT has saved.
 pub(crate) const ADAPTER_SETTINGS: &str = "adapter_config.json";
 
+/// The factors beside them.
+pub(crate) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+
 /// Whether `source` is read with the files of its folder, unlike a GGUF file.
 pub fn is_folder(source: &Path) -> bool {
     source.is_dir() || is_onnx(source)

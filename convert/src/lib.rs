@@ -32,6 +32,7 @@ mod stored;
 mod tensor;
 mod to_folder;
 mod to_gguf;
+mod to_peft;
 mod tokenizer;
 
 pub use error::{ConvertError, Error, Result};
@@ -49,3 +50,4 @@ pub use shohin_files::Error as FileError;
 pub use source::in_memory;
 pub use to_folder::convert_to_folder;
 pub use to_gguf::convert;
+pub use to_peft::{adapter_to_folder, convert_adapter_to_folder};

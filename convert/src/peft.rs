@@ -4,7 +4,7 @@
 use crate::config::Config;
 use crate::error::{ConvertError, Result};
 use crate::json::{Json, need_whole, number, present, string, wrong};
-use crate::kind::{ADAPTER_SETTINGS, is_folder};
+use crate::kind::{ADAPTER_SETTINGS, ADAPTER_WEIGHTS, is_folder};
 use crate::names::{InGguf, is_router, module_to_gguf};
 use crate::options::ConvertOptions;
 use crate::output::new_file;
@@ -20,8 +20,6 @@ use shohin_files::{Error, MappedModel, failed, open_mapped};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
-
-const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// The longest settings: they may name every module.
 const MAX_JSON: u64 = 16 << 20;
@@ -202,9 +200,9 @@ pub(crate) fn read(source: &Path, base: &Config) -> Result<(Vec<u8>, Vec<Convert
     let json =
         Json::open(source.join(ADAPTER_SETTINGS), MAX_JSON)?.ok_or_else(|| missing(ADAPTER_SETTINGS))?;
     let settings = json.at(Settings::read(&json.root))?;
-    let path = source.join(WEIGHTS);
+    let path = source.join(ADAPTER_WEIGHTS);
     if !path.exists() {
-        return Err(missing(WEIGHTS));
+        return Err(missing(ADAPTER_WEIGHTS));
     }
     let shards = [(path.clone(), open_mapped(&path)?)];
     let found = write(&settings, base, &stored(&shards)?, source).map_err(|error| error.at(&path))?;

@@ -3,6 +3,7 @@
 //! A training of an adapter is one of a model that was loaded with it; see [`shohin_train::adapter`].
 
 use super::Training;
+use crate::convert::ConvertOptions;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use shohin_core::gguf::{Gguf, ReadOptions};
@@ -74,6 +75,17 @@ impl Training<'_> {
             let gguf = file.gguf(&ReadOptions::default())?;
             out.write_all(&self.adapter_file(&gguf)?).map_err(failed)?;
             out.finish().map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the adapter as it is now to the folder `path`, as PEFT reads it.
+    pub(super) fn save_adapter_folder(&self, path: &Path, replace: bool) -> Result<()> {
+        let options = ConvertOptions::new().replace(replace);
+        for (file, _) in self.base.model.adapters() {
+            let adapter = self.adapter_file(&file.gguf(&ReadOptions::default())?)?;
+            let model = &self.base.model;
+            crate::convert::adapter_to_folder(&adapter, model.config(), model.name(), path, &options)?;
         }
         Ok(())
     }

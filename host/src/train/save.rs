@@ -2,7 +2,7 @@
 
 use super::{Method, Training};
 use crate::convert::ConvertOptions;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use shohin_core::Format;
 use shohin_core::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use shohin_core::model::program::{TensorId, TensorRole};
@@ -31,16 +31,15 @@ impl Training<'_> {
         self.write(file, path)
     }
 
-    /// Writes the model as it is now to the folder `path`, as Hugging Face's libraries read it, with weights in F32. Files that
-    /// are there are replaced only if `replace` says so.
+    /// Writes the model as it is now to the folder `path`, as Hugging Face's libraries read it, with weights in F32; an adapter as
+    /// PEFT does. Files that are there are replaced only if `replace` says so.
     ///
     /// # Errors
     /// As [`convert_to_folder`](crate::convert::convert_to_folder).
     pub fn save_folder(&self, path: impl AsRef<Path>, replace: bool) -> Result<()> {
         let path = path.as_ref();
         if self.options.method == Method::Lora {
-            let expected = "a name that ends in .gguf for an adapter".into();
-            return Err(Error::Option { name: "out", found: path.display().to_string(), expected });
+            return self.save_adapter_folder(path, replace);
         }
         let failed = failed("write", path);
         let beside = path.parent().filter(|parent| !parent.as_os_str().is_empty());
