@@ -172,6 +172,10 @@ struct LoraArgs {
     /// Layers that are adapted, counted from 0 [default: all]
     #[arg(long, value_name = "FIRST-LAST", value_parser = layers)]
     layers: Option<RangeInclusive<usize>>,
+    /// Probability that an element of what an adapter reads is 0 in a step; the others are divided by 1 - P. Losses of --valid
+    /// have none
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = probability)]
+    dropout: f64,
     /// Go on with an adapter, a GGUF file or a folder that PEFT has saved
     #[arg(long, value_name = "ADAPTER", conflicts_with_all = ["rank", "alpha", "targets", "layers"])]
     from: Option<PathBuf>,
@@ -282,6 +286,10 @@ fn positive(text: &str) -> std::result::Result<f64, &'static str> {
 
 fn not_negative(text: &str) -> std::result::Result<f64, &'static str> {
     text.parse().ok().filter(|x: &f64| x.is_finite() && *x >= 0.0).ok_or("expected a number of at least 0")
+}
+
+fn probability(text: &str) -> std::result::Result<f64, &'static str> {
+    text.parse().ok().filter(|x| (0.0..1.0).contains(x)).ok_or("expected a number from 0, less than 1")
 }
 
 fn pair(text: &str) -> std::result::Result<[f64; 2], &'static str> {
@@ -459,6 +467,7 @@ impl TrainArgs {
             clip_norm: Some(step.clip).filter(|norm| *norm > 0.0),
             clip_value: step.clip_value.map(|value| value as f32),
             loss: step.loss,
+            dropout: self.what.lora.dropout,
             checkpoints: step.checkpoint,
             ..TrainOptions::new()
         };

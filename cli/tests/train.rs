@@ -245,6 +245,31 @@ fn ranks_train_as_one_does() {
 }
 
 #[test]
+fn dropout_of_an_adapter_follows_from_the_seed() {
+    let place = Place::new();
+    let lora =
+        format!("train -m {}/sprout-nano.gguf --text story.txt --method lora --rank 4 --lr 5e-3", models());
+    let train = format!("{lora} --rows 8 --row-tokens 16 --accumulate 4 --steps 4 --json");
+    let dropped = format!("{train} --dropout 0.2");
+    let one = place.json(&format!("{dropped} --save-every 2 --out 1.gguf -t 1"));
+    for (i, other) in ["-t 3", "--ranks 2", "--ranks 4 --checkpoint every"].into_iter().enumerate() {
+        let found = place.json(&format!("{dropped} {other} --out {i}-other.gguf"));
+        assert_eq!(found["loss"], one["loss"], "{other}");
+        assert!(place.read(&format!("{i}-other.gguf")) == place.read("1.gguf"), "{other}");
+    }
+    let without = place.json(&format!("{train} --out without.gguf"));
+    assert_ne!(without["loss"]["last"], one["loss"]["last"]);
+    // From the second step on, if it is the same.
+    place.ok(&format!("{dropped} --pause-at 2 --out again.gguf"));
+    place.fails(&format!("{train} --out again.gguf --resume"), 1, "dropout 0");
+    place.ok(&format!("{dropped} --out again.gguf --resume"));
+    assert!(place.read("again.gguf") == place.read("1.gguf"));
+    place.fails(&format!("{train} --dropout 1 --out x.gguf"), 2, "from 0, less than 1");
+    let full = train.replace(" --method lora --rank 4", "");
+    place.fails(&format!("{full} --dropout 0.1 --out x.gguf"), 2, "only inputs of adapters are dropped");
+}
+
+#[test]
 fn ranks_that_cannot_train_end_with_an_error() {
     let place = Place::new();
     let train = "train --text story.txt --row-tokens 16 --out x.gguf";

@@ -8,6 +8,7 @@ pub mod adapter;
 pub mod batch;
 pub mod checkpoint;
 pub mod data;
+pub mod dropout;
 pub mod error;
 pub mod gemm;
 pub mod loss;

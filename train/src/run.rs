@@ -16,6 +16,7 @@ use shohin_core::pool::Pool;
 use shohin_core::{Error, Result};
 
 use crate::batch::Batch;
+use crate::dropout::{self, Dropout};
 use crate::gemm::{Gemm, Line, Store, Weight};
 use crate::loss::Loss;
 use crate::op::rope::{Angles, Heads};
@@ -78,6 +79,7 @@ pub struct Steps<'p> {
     gemm: Gemm<'p>,
     attention: attention::Memory,
     experts: experts::Memory,
+    dropped: dropout::Memory,
     head: head::Memory,
     angles: Angles,
     positions: Vec<u32>,
@@ -131,6 +133,7 @@ impl<'p> Steps<'p> {
             gemm: Gemm::new(isa, pool),
             attention: attention::Memory::new(isa, pool),
             experts: experts::Memory::default(),
+            dropped: dropout::Memory::default(),
             head: head::Memory::default(),
             angles: Angles::default(),
             positions: Vec::new(),
@@ -182,8 +185,9 @@ impl<'p> Steps<'p> {
         let workers = self.gemm.pool().workers().max(1) as u64;
         let of_worker = Gemm::worker_bytes() as u64 + attention::Memory::worker_bytes(longest, heads.dim);
         let hidden = self.tape.value(self.tape.hidden).cols;
+        let dropped = self.dropped.dropout.map_or(0, |_| dropout::Memory::bytes(self.program, rows));
         StepMemory {
-            activations: self.plan.bytes(rows),
+            activations: self.plan.bytes(rows) + dropped,
             logits: head::Memory::bytes(rows, hidden, self.program.vocab()),
             experts: experts::Memory::bytes(rows, self.program),
             workers: workers * of_worker,
@@ -204,6 +208,12 @@ impl<'p> Steps<'p> {
                 + workers * attention::Memory::tangent_bytes(longest, self.program.heads.dim),
             ..memory
         }
+    }
+
+    /// Drops elements of what the first factors of adapters are multiplied by in each [`Steps::run`] from now on, which is not
+    /// done for losses and tangents alone.
+    pub fn drop_inputs(&mut self, dropout: Option<Dropout>) {
+        self.dropped.dropout = dropout.filter(Dropout::is_some);
     }
 
     /// The loss of `batch`, the sum of its rows' weighted losses divided by `total`; its gradients are added to `gradients`,
@@ -316,6 +326,9 @@ impl<'p> Steps<'p> {
                 slot.resize(lines, Line::ZERO);
             }
         }
+        let drops = matches!(sweep, Sweep::Gradients(..));
+        let dropout = self.dropped.dropout.take();
+        self.dropped.dropout = dropout.filter(|_| drops);
         let mut one = One {
             program: self.program,
             tape: &self.tape,
@@ -323,6 +336,7 @@ impl<'p> Steps<'p> {
             gemm: &mut self.gemm,
             attention: &mut self.attention,
             experts: &mut self.experts,
+            dropped: &mut self.dropped,
             head: &mut self.head,
             angles: &self.angles,
             positions: &self.positions,
@@ -376,6 +390,7 @@ impl<'p> Steps<'p> {
                 (Step::Backward { node, saved, grad, to }, _) => one.backward(*node, saved, *grad, to),
             }
         }
+        self.dropped.dropout = dropout;
         self.not_finite = outcome.not_finite;
         self.largest = outcome.largest;
         outcome
@@ -539,6 +554,7 @@ struct One<'s, 'p> {
     gemm: &'s mut Gemm<'p>,
     attention: &'s mut attention::Memory,
     experts: &'s mut experts::Memory,
+    dropped: &'s mut dropout::Memory,
     head: &'s mut head::Memory,
     angles: &'s Angles,
     positions: &'s [u32],
@@ -590,6 +606,7 @@ impl<'s, 'p: 's> One<'s, 'p> {
             }
             Node::Linear { x, weight, .. } => {
                 let x = self.slots.read(reads[0], self.cols(x));
+                let x = self.dropped.input(self.program, pool, weight, x);
                 linear::forward(self.gemm, x, self.tensors.matrix(weight), out.data(), Store::Replace);
             }
             Node::LinearAdd { x, weight, .. } => {
@@ -597,6 +614,7 @@ impl<'s, 'p: 's> One<'s, 'p> {
                     out.data().copy_from_slice(self.slots.read(reads[1], cols));
                 }
                 let x = self.slots.read(reads[0], self.cols(x));
+                let x = self.dropped.input(self.program, pool, weight, x);
                 linear::forward(self.gemm, x, self.tensors.matrix(weight), out.data(), Store::Add);
             }
             Node::Experts { x, logits, mixture, .. } => {
@@ -679,10 +697,19 @@ impl<'s, 'p: 's> One<'s, 'p> {
                 let inputs = self.cols(x);
                 let mut targets = self.slots.targets([to[0]], [inputs]);
                 if let Some(dx) = gradient(&mut targets[0]) {
-                    linear::backward_input(self.gemm, dy.data(), self.tensors.matrix(weight), dx);
+                    let matrix = self.tensors.matrix(weight);
+                    match self.dropped.gradient(self.program, weight, dx.data.len()) {
+                        None => linear::backward_input(self.gemm, dy.data(), matrix, dx),
+                        Some(data) => {
+                            let masked = Gradient { data, add: false };
+                            linear::backward_input(self.gemm, dy.data(), matrix, masked);
+                            self.dropped.backward(self.program, pool, weight, dx.data, dx.add);
+                        }
+                    }
                 }
                 if let Some(range) = range {
                     let (x, dw) = (self.slots.read(saved[0], inputs), &mut self.gradients[range]);
+                    let x = self.dropped.input(self.program, pool, weight, x);
                     linear::backward_weight(self.gemm, dy.data(), x, inputs, dw);
                 }
                 self.slots.put_all(targets);

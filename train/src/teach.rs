@@ -197,6 +197,7 @@ impl<'p> Teaching<'p> {
             clip_value: None,
             loss: Loss::default(),
             fake: None,
+            dropout: 0.0,
             checkpoints: Checkpoints::None,
             pattern: AttentionPattern::Full,
         };

@@ -21,6 +21,7 @@ use shohin_core::pool::Pool;
 
 use crate::batch::{Batch, Teacher};
 use crate::data::{BatchSize, Cursor, Data, Order, Rows};
+use crate::dropout::Dropout;
 use crate::error::{Error, Result};
 use crate::gemm::Weight;
 use crate::loss::Loss;
@@ -58,6 +59,8 @@ pub struct Recipe {
     pub loss: Loss,
     /// What matrices are multiplied in place of masters that are trained.
     pub fake: Option<Fake>,
+    /// Probability that an element of what the first factor of an adapter is multiplied by is 0 in a step.
+    pub dropout: f64,
     /// Which activations are kept.
     pub checkpoints: Checkpoints,
     /// The earlier tokens that a token looks at.
@@ -195,7 +198,13 @@ impl<'p> Trainer<'p> {
             checkpoints: recipe.checkpoints,
             pattern: recipe.pattern,
         };
-        let steps = Steps::new(program, trained, options, isa, pool)?;
+        if !(0.0..1.0).contains(&recipe.dropout) {
+            return Err(unsupported("dropout", "another number", "one from 0, less than 1"));
+        }
+        let mut steps = Steps::new(program, trained, options, isa, pool)?;
+        // For what is said of its memory.
+        let Recipe { dropout: probability, seed, .. } = recipe;
+        steps.drop_inputs(Some(Dropout { probability, seed, step: 0, first_row: 0 }));
         let n = steps.num_trained();
         let mut masters = vec![0.0; n];
         for id in program.tensor_ids() {
@@ -403,6 +412,7 @@ impl<'p> Trainer<'p> {
             self.gradients.push(vec![0.0; self.masters.len()]);
         }
         self.gradients[0].fill(0.0);
+        self.steps.drop_inputs(None);
         let (mut loss, mut learned, mut largest) = (0.0, 0, 0.0f64);
         for part in parts {
             let total = part.batch.total() / part.weight;
@@ -491,7 +501,11 @@ impl<'p> Trainer<'p> {
                 self.gradients.push(vec![0.0; n]);
             }
             self.gradients[level].fill(0.0);
-            let rows = &self.rows[rank * here + i];
+            let (before, rest) = self.rows.split_at(rank * here + i);
+            let rows = &rest[0];
+            let first_row = before.iter().map(|rows| rows.tokens.len() as u64).sum();
+            let Recipe { dropout: probability, seed, .. } = self.recipe;
+            self.steps.drop_inputs(Some(Dropout { probability, seed, step, first_row }));
             let mut batch = rows.batch();
             if let Some(teacher) = &mut self.teacher {
                 teacher.steps.hidden(&teacher.tensors, &batch, &mut teacher.hidden)?;

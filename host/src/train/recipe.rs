@@ -90,6 +90,9 @@ pub struct TrainOptions {
     pub clip_value: Option<f32>,
     /// What is minimized.
     pub loss: Loss,
+    /// Probability that an element of the input of an adapter is 0 in a step, as in PEFT: the others are divided by what is left
+    /// of 1. For [`Method::Lora`]; losses of [`Training::evaluate`](super::Training::evaluate) have none.
+    pub dropout: f64,
     /// Which activations are kept.
     pub checkpoints: Checkpoints,
     /// The earlier tokens that a token looks at.
@@ -113,6 +116,7 @@ impl Default for TrainOptions {
             clip_norm: Some(1.0),
             clip_value: None,
             loss: Loss::default(),
+            dropout: 0.0,
             checkpoints: Checkpoints::None,
             attention: AttentionPattern::Full,
         }
@@ -139,6 +143,7 @@ impl TrainOptions {
             clip_value: self.clip_value,
             loss: self.loss,
             fake: self.weights.fake(),
+            dropout: self.dropout,
             checkpoints: self.checkpoints,
             pattern: self.attention,
         }
@@ -183,6 +188,16 @@ impl TrainOptions {
             }
             (_, found) => return refused("lora", found.to_string(), "a model without adapters".into()),
         }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return refused("dropout", self.dropout.to_string(), "a number from 0, less than 1".into());
+        }
+        if self.dropout != 0.0 && self.method != Method::Lora {
+            return refused(
+                "dropout",
+                self.dropout.to_string(),
+                "0: only inputs of adapters are dropped".into(),
+            );
+        }
         let adam = matches!(self.optimizer, Optimizer::Adam { .. } | Optimizer::AdamW { .. });
         if self.method == Method::Lora && !adam {
             return refused("optimizer", self.optimizer.to_string(), "adam or adamw for an adapter".into());
@@ -202,7 +217,7 @@ impl TrainOptions {
             Method::Norms => "norms",
             Method::Lora => "lora",
         };
-        let lines: [(&str, String); 14] = [
+        let lines: [(&str, String); 15] = [
             ("method", method.into()),
             ("weights", self.weights.name().into()),
             ("rows", self.rows.to_string()),
@@ -217,6 +232,7 @@ impl TrainOptions {
             ("clip-value", format!("{:?}", self.clip_value)),
             ("loss", self.loss.to_string()),
             ("attention", self.attention.to_string()),
+            ("dropout", self.dropout.to_string()),
         ];
         for (name, value) in lines {
             // It cannot fail.
