@@ -11,7 +11,7 @@ use crate::machine::{
 };
 use crate::package::{
     BINDGEN, CLI, CORE, CUDA, EMBEDDED, FFI, FUZZ, GPU, HOST, JNI, METAL, PROGRAM, SCHEDULES, TESTS, TRAIN,
-    WASM as WASM_SHELL,
+    WASM as WASM_SHELL, WASM_TRAIN,
 };
 use crate::runner::unable;
 use crate::web;
@@ -51,7 +51,8 @@ const ON_32_BITS: &[&str] = &[
 ];
 
 /// Packages that are not part of `--quick`.
-const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, FUZZ, SCHEDULES, EMBEDDED, BINDGEN, WASM_SHELL];
+const NOT_NATIVE: &[&str] =
+    &[GPU, METAL, FFI, JNI, FUZZ, SCHEDULES, EMBEDDED, BINDGEN, WASM_SHELL, WASM_TRAIN];
 
 /// The packages tested on other instruction sets.
 const PORTABLE: &[&str] = &[CORE, TESTS, TRAIN];
@@ -64,7 +65,7 @@ const TEST: &str = "test --profile suite";
 fn native(m: &Machine) -> Cmd {
     // The tools have no tests, nor has the C library for microcontrollers; the CUDA engine has a suite of its own, and so has
     // the WebAssembly crate, which tests nothing on the host.
-    let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN, CUDA, EMBEDDED, WASM_SHELL]);
+    let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN, CUDA, EMBEDDED, WASM_SHELL, WASM_TRAIN]);
     cargo.arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda"))
 }
 
@@ -730,7 +731,7 @@ fn clippy(m: &mut Machine) -> Result<Tally> {
     // clippy does not work with the fallback toolchain.
     let ours = |target: &str| m.target_of(target) == m.target;
     if ours(WASM) {
-        lint(Some(WASM), |cargo| cargo.args("--all-targets").packages(&[CORE, WASM_SHELL]))?;
+        lint(Some(WASM), |cargo| cargo.args("--all-targets").packages(&[CORE, WASM_SHELL, WASM_TRAIN]))?;
         lint(Some(WASM), |cargo| {
             let cargo = cargo.args("--all-targets").packages(&[WASM_SHELL]);
             cargo.arg("--features").arg(format!("{WASM_SHELL}/gpu"))

@@ -21,7 +21,7 @@ impl Training<'_> {
     /// ternary weights as PQ2_0 and 1-bit weights as Q1_0; of an adapter, its factors as F32. A file that is there is replaced only if `replace` says so.
     ///
     /// # Errors
-    /// [`Error::Convert`] if the file is there; [`Error::File`].
+    /// [`Error::Convert`](crate::Error::Convert) if the file is there; [`Error::File`](crate::Error::File).
     pub fn save(&self, path: impl AsRef<Path>, replace: bool) -> Result<()> {
         let path = path.as_ref();
         if self.options.method == Method::Lora {

@@ -1,7 +1,13 @@
 //! The kernel of an instruction set: a few rows times a panel.
 #![allow(unsafe_code)]
 
-use shohin_core::cpu::{Fused, Isa};
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    all(target_arch = "wasm32", target_feature = "simd128")
+))]
+use shohin_core::cpu::Fused;
+use shohin_core::cpu::Isa;
 
 use super::operand::Left;
 

@@ -25,13 +25,13 @@ fn js(code: &str, error: impl Display) -> JsValue {
 }
 
 fn of_core(error: shohin_core::Error) -> JsValue {
-    js(error.code(), &error)
+    js(error.code(), error)
 }
 
 fn of_train(error: shohin_train::Error) -> JsValue {
     match error {
         shohin_train::Error::Core(error) => of_core(error),
-        other => js("logits", &other),
+        other => js("logits", other),
     }
 }
 
