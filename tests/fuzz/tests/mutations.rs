@@ -75,6 +75,12 @@ tests! {
     #[cfg(not(target_family = "wasm"))] config
     #[cfg(not(target_family = "wasm"))] tokenizer_json
     #[cfg(not(target_family = "wasm"))] onnx
+    #[cfg(not(target_family = "wasm"))] checkpoint
+    #[cfg(not(target_family = "wasm"))] facts
+    #[cfg(not(target_family = "wasm"))] chats
+    #[cfg(not(target_family = "wasm"))] adapter
+    #[cfg(not(target_family = "wasm"))] peft_config
+    #[cfg(not(target_family = "wasm"))] peft_weights
     #[cfg(not(target_family = "wasm"))] snapshot
     #[cfg(not(target_family = "wasm"))] weight_cache
     #[cfg(not(target_family = "wasm"))] http

@@ -3,6 +3,7 @@
 use crate::mutate::{join, sections};
 use shohin_core::cpu::{Cpu, CpuWeights};
 use shohin_core::gguf::{Gguf, GgufJoin, PartError, ReadOptions, Value};
+use shohin_core::model::ModelBytes;
 use shohin_core::tokenizer::{Special, TokenKind};
 use shohin_core::{BonsaiModel, CpuOptions, Format, Serial, Session, SessionOptions, Tokenizer};
 use shohin_tests::model::{Model, Shape, Stored};
@@ -201,7 +202,13 @@ pub(super) fn model_load(file: &[u8]) {
 
 /// Loads and runs the model of a file, if it is one.
 pub(super) fn run(gguf: &Gguf<'_>) {
-    let Ok(model) = BonsaiModel::from_gguf(gguf) else { return };
+    if let Ok(model) = BonsaiModel::from_gguf(gguf) {
+        run_model(model);
+    }
+}
+
+/// Runs a model.
+pub(super) fn run_model<B: ModelBytes + Sync + Send>(model: BonsaiModel<B>) {
     let weights = CpuWeights::new(model).expect("room for the norms");
     let options = CpuOptions { context: 8, batch: 4, ..CpuOptions::default() };
     let in_session = SessionOptions::default();

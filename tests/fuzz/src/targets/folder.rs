@@ -63,7 +63,7 @@ pub(super) const TOKENIZER: &[&str] = &[
     "\"\u{120}\"",
 ];
 
-fn fixture(path: &str) -> Vec<u8> {
+pub(super) fn fixture(path: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/hf").join(path);
     fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
@@ -76,7 +76,7 @@ pub(super) fn scratch() -> TempDir {
 }
 
 /// A copy of a fixture.
-fn folder(name: &str) -> TempDir {
+pub(super) fn folder(name: &str) -> TempDir {
     let to = scratch();
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/hf").join(name);
     let copy = |from: &Path, to: &Path| {

@@ -1,5 +1,7 @@
 //! The targets.
 
+#[cfg(not(target_family = "wasm"))]
+mod adapter;
 mod agree;
 mod file;
 #[cfg(not(target_family = "wasm"))]
@@ -235,6 +237,18 @@ targets! {
     file::tokenizer, file::model_seeds, Form::Gguf, 300;
     /// a file that loads also runs, and a prompt gives the logits of its tokens one by one
     file::model_load, file::model_seeds, Form::Gguf, 300;
+    /// any bytes as the checkpoint of a training: an error, or one that is written and read the same
+    #[cfg(not(target_family = "wasm"))]
+    adapter::checkpoint, adapter::checkpoint_seeds, Form::Bytes, 5_000;
+    /// facts that an adapter was taught
+    #[cfg(not(target_family = "wasm"))]
+    adapter::facts, adapter::facts_seeds, Form::Text(adapter::FACTS), 5_000;
+    /// conversations to learn from: an error, or replies
+    #[cfg(not(target_family = "wasm"))]
+    adapter::chats, adapter::chats_seeds, Form::Text(adapter::CHATS), 1_000;
+    /// any GGUF file as an adapter: an error, or a model that runs with it
+    #[cfg(not(target_family = "wasm"))]
+    adapter::adapter, adapter::adapter_seeds, Form::Gguf, 300;
     /// any regular expression: an error, or one whose every walk ends
     text::pattern, text::pattern_seeds, Form::Text(PATTERN), 500;
     /// any grammar in GBNF: an error, or one whose every walk ends
@@ -253,6 +267,12 @@ targets! {
     /// a Hugging Face folder with any ONNX file
     #[cfg(not(target_family = "wasm"))]
     folder::onnx, folder::onnx_seeds, Form::Protobuf, 300;
+    /// an adapter as PEFT saves it, with any adapter_config.json
+    #[cfg(not(target_family = "wasm"))]
+    adapter::peft_config, adapter::peft_config_seeds, Form::Text(adapter::PEFT), 300;
+    /// an adapter as PEFT saves it, with any safetensors file
+    #[cfg(not(target_family = "wasm"))]
+    adapter::peft_weights, adapter::peft_weights_seeds, Form::SafeTensors, 300;
     /// conversations in files: an error, or one that goes on
     #[cfg(not(target_family = "wasm"))]
     state::snapshot, state::snapshot_seeds, Form::Bytes, 1_000;
