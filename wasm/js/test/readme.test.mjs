@@ -75,7 +75,7 @@ describe("README.md and docs/web", { timeout: 300_000 }, () => {
   }
 
   test("has examples of the languages tested here, and no others", () => {
-    assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["sh", "ts", "html", "js", "ts", "ts", "ts", "ts"]);
+    assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["sh", "ts", "html", "js", "ts", "ts", "ts", "ts", "ts"]);
   });
 
   test("says how to install the package, and not by a link", async () => {
@@ -119,6 +119,7 @@ describe("README.md and docs/web", { timeout: 300_000 }, () => {
       tools: (text) => text === "It is noon.",
       form: (_, said) => said.some((line) => /^\d$/.test(line)),
       adapters: (_, said) => said.includes("Ahoy! I am a pirate.") && said.includes("Hi! How are you today?"),
+      teach: (_, said) => said.includes("true Your dog is called Biscuit."),
       session: (text, said) => text.length > 5 && said.includes("0") && said.includes("1"),
     };
     for (const [i, [name, done]] of Object.entries(expected).entries()) {

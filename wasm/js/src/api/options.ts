@@ -469,7 +469,7 @@ export interface Answer {
 export interface Taught {
   name: string;
   /** The adapter: a GGUF file, which other programs read, too. */
-  file: Uint8Array;
+  file: Uint8Array<ArrayBuffer>;
   steps: number;
   /** Whether every answer is, word for word, as it should be. */
   learned: boolean;

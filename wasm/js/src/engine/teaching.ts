@@ -33,7 +33,7 @@ export type TeachStep = { stage: "prepare"; share: number } | { stage: "learn"; 
 
 /** What comes out. @internal */
 export interface TeachResult {
-  file: Uint8Array;
+  file: Uint8Array<ArrayBuffer>;
   steps: number;
   learned: boolean;
 }

@@ -22,5 +22,5 @@ export class Teacher {
   /** The loss, the probability of the least probable token of an answer, and 1 at the end. */
   step(): Float64Array;
   learned(): boolean;
-  file(name: string, facts: string): Uint8Array;
+  file(name: string, facts: string): Uint8Array<ArrayBuffer>;
 }
