@@ -1,6 +1,8 @@
 //! Test support for all crates: builders of GGUF files and small models, hostile files, a random source, a
 //! counting allocator, and models on the CPU.
 
+#[cfg(not(target_arch = "wasm32"))]
+pub mod adapted;
 pub mod case;
 pub mod cpu;
 #[cfg(not(target_arch = "wasm32"))]

@@ -1,15 +1,10 @@
 //! Adapters (LoRA) with random weights, and models whose weights were merged with them by the formula in f64.
 
-use core::fmt::Debug;
-
-use shohin_core::device::{BlockingDevice, SessionOptions};
 use shohin_core::gguf::{Gguf, GgufWriter};
-use shohin_core::model::{LoraAdapter, lora};
-use shohin_core::{Activations, BonsaiModel, Cpu, CpuOptions, Format, KvFormat, Result, Serial, quant};
+use shohin_core::model::LoraAdapter;
+use shohin_core::{BonsaiModel, Format, Result, quant};
 
 use crate::Random;
-use crate::device::{On, error, tokens};
-use crate::model::{Model, Shape, Stored};
 
 /// The factors of one matrix.
 #[derive(Clone, Debug)]
@@ -120,51 +115,4 @@ pub fn adapted(model: &[u8], adapters: &[(&[u8], f32)], multiple: usize) -> Resu
     let read = read.collect::<Result<Vec<_>>>()?;
     let all: Vec<_> = read.iter().map(|(adapter, scale)| (adapter, *scale)).collect();
     BonsaiModel::load(model.to_vec())?.adapt_padded(&all, multiple, |bytes| bytes)
-}
-
-/// Models with adapters against the CPU, all tokens but the last two at once, on a device with f32 caches: two adapters of ranks
-/// 4 and 16, which share matrices or do not, for weights of several formats. With 32-bit activations only the order of
-/// additions differs.
-pub fn check_adapted<D>(mut on: impl FnMut(&BonsaiModel<Vec<u8>>, Activations) -> On<D>)
-where
-    D: BlockingDevice<Error: Debug>,
-{
-    use Format::{Bf16, F16, F32, Pq2_0, Q1_0, Q4K, Q8_0};
-    // Embedding; q, k, v, o, gate, up, down. The last gates floats with integers, which only an adapter makes possible.
-    let cases = [
-        (2, vec![Q1_0], &["blk.1."][..], &["blk."][..]),
-        (1, vec![Pq2_0], &["attn_q.", "ffn_down"], &["attn_v", "attn_output", "ffn_down"]),
-        (1, vec![F16], &["blk."], &["attn_k", "ffn_up"]),
-        (1, vec![Q8_0, Q1_0, F16, Bf16, Q4K, F32, Q8_0, Q1_0], &["ffn_gate", "attn_k"], &["ffn_down"]),
-    ];
-    let options = SessionOptions { kv: KvFormat::F32, ..SessionOptions::default() };
-    for (layers, formats, first, second) in cases {
-        let stored = formats.iter().copied().map(Stored::new).collect();
-        let shape = Shape { layers, ..Shape::tiny() };
-        let file = Model { formats: stored, ..Model::new(shape, Stored::new(Q1_0), 3) }.to_vec().unwrap();
-        let gguf = Gguf::parse(&file).unwrap();
-        let first = Adapter::random(&gguf, first, 4, 0.1, 1).to_vec();
-        let second = Adapter::random(&gguf, second, 16, 0.05, 2).to_vec_in(F16);
-        let adapters = [(&first[..], 1.0), (&second[..], -0.5)];
-        let tokens = tokens(6, 320);
-        let on_cpu = |adapters: &[(&[u8], f32)], activations| {
-            let cpu = CpuOptions { activations, ..CpuOptions::default() };
-            let model = adapted(&file, adapters, 1).unwrap();
-            On::new(Cpu::new(model, &cpu, Serial).unwrap(), &options).logits(&tokens, true)
-        };
-        let exact = on_cpu(&adapters, Activations::F32);
-        let effect = error(&exact, &on_cpu(&[], Activations::F32));
-        assert!(effect > 0.1, "{formats:?}: {effect}");
-        let padded = adapted(&file, &adapters, lora::UNIT).unwrap();
-        for activations in [Activations::F32, Activations::Int8] {
-            let want = on_cpu(&adapters, activations);
-            let noise = error(&want, &exact);
-            let mut on = on(&padded, activations);
-            let (all, last) = tokens.split_at(tokens.len() - 2);
-            let got = [on.logits(all, true), on.logits(last, false)].concat();
-            let found = error(&got, &want);
-            println!("{formats:?}, {activations:?}: {found:.1e}, rounding {noise:.1e}, effect {effect:.1e}");
-            assert!(found < 2.0 * noise + 1e-5, "{formats:?}, {activations:?}: {found}, rounding {noise}");
-        }
-    }
 }

@@ -7,8 +7,8 @@ use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, BonsaiModel, Cpu, Format, Gguf, KvFormat, Session};
 use shohin_metal::{Error, MetalDevice, MetalModel};
+use shohin_tests::adapted::check_adapted;
 use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
-use shohin_tests::lora::check_adapted;
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
 
