@@ -17,6 +17,7 @@ import json
 import random
 import re
 import subprocess
+import tempfile
 import urllib.request
 
 import corpus
@@ -90,6 +91,15 @@ def sums(server: Server) -> str:
 
 
 def loss(program: str, model: str, valid: str, window: int, tokens: int) -> float:
+    # What separates documents is no part of them.
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as text:
+        with open(valid, encoding="utf-8") as f:
+            text.write(f.read().replace(corpus.END + "\n", corpus.END))
+        text.flush()
+        return measured(program, model, text.name, window, tokens)
+
+
+def measured(program: str, model: str, valid: str, window: int, tokens: int) -> float:
     command = [program, "eval", "-m", model, "--act", "f32", "--kv", "f32", "--special", "--json", "--window", str(window),
                "--stride", str(window - 1), "--limit", str(tokens), valid]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["nats_per_token"]
