@@ -56,7 +56,8 @@ export async function kept(model: string): Promise<Taught | undefined> {
 /** The facts in an adapter's file: the text under its key, which is a JSON array. */
 export function factsOf(file: Uint8Array): Fact[] {
   const key = new TextEncoder().encode("shohin.facts");
-  const at = file.findIndex((_, i) => key.every((byte, j) => file[i + j] === byte));
+  // Metadata are at the beginning.
+  const at = file.subarray(0, 1 << 20).findIndex((_, i) => key.every((byte, j) => file[i + j] === byte));
   if (at < 0) return [];
   try {
     // After the key: the type of the value, 8 for a text, its length in 8 bytes, the text.

@@ -29,6 +29,22 @@ describe("a page that is taught", () => {
 
   const ready = () => page.locator("#model[data-state=ready]").waitFor();
   const note = (text) => page.locator("#teach-note").filter({ hasText: text }).waitFor();
+  /** The first step of a training, which may be stopped there. */
+  const step = (stop) =>
+    page.evaluate(
+      (stop) =>
+        new Promise((resolve) => {
+          const note = document.querySelector("#teach-note");
+          const observer = new MutationObserver(() => {
+            if (!note.textContent.startsWith("Step")) return;
+            observer.disconnect();
+            if (stop) document.querySelector("#teach-stop").click();
+            resolve();
+          });
+          observer.observe(note, { childList: true, characterData: true, subtree: true });
+        }),
+      stop,
+    );
   const ask = async (question) => {
     const replies = page.locator("#conversation [data-role=assistant]");
     const before = await replies.count();
@@ -49,9 +65,9 @@ describe("a page that is taught", () => {
     await note("Each question needs its answer.");
     await page.locator("#teach-facts input[name=answer]").fill("Your dog is called Biscuit.");
     assert.deepEqual(await faults(page, "before"), []);
+    const learning = step(false);
     await page.click("#teach-go");
-    await page.locator("#teach-stop").waitFor();
-    await note("Step");
+    await learning;
     assert.notEqual(await ask("What does a cow say?"), "");
     await note("Learned.");
     assert.match(await page.locator("#teach-chart").getAttribute("aria-label"), /^Loss over \d+ steps: from [\d.]+ to [\d.]+$/);
@@ -110,9 +126,9 @@ describe("a page that is taught", () => {
     await page.locator("#teach-facts input[name=answer]").nth(1).fill("It is 4711.");
     await picture("phone");
     assert.deepEqual(await faults(page, "phone"), []);
+    const stopped = step(true);
     await page.click("#teach-go");
-    await note("Step");
-    await page.click("#teach-stop");
+    await stopped;
     await note("Stopped: nothing has changed.");
     assert.equal(await page.locator("#teach-known li").count(), 1);
   });

@@ -190,13 +190,13 @@ export class Engine extends Conversation {
     const { params: { source: loaded, options: load }, workerUrl } = this.#origin;
     const source = model ? { blob: model } : loaded;
     if ("size" in source) throw new ShohinError("argument", "the engine was loaded from bytes, which it does not keep: teach needs the option model, a Blob of them");
-    const { name = "taught", signal } = given;
+    const { name = "taught" } = given;
     const school = { transport: this.#transport, connect: () => connect(workerUrl), source, load, kept: this.#rehearsed };
     const context = Math.min(this.context, 512);
     const open = async (file?: Uint8Array) => {
       if (file) {
         if (this.adapters.list().some((one) => one.name === name)) this.adapters.remove(name);
-        await this.adapters.add(file, { name, ...(signal && { signal }) });
+        await this.adapters.add(file, { name });
       }
       return this.conversation({ context, adapters: file ? [{ name }] : [] });
     };

@@ -88,7 +88,8 @@ export async function teach(
       }
       const conversation = await open(value.file);
       try {
-        for (const answer of answers) answer.after = (await ask(conversation, answer.question, signal)).text;
+        // Not to be stopped any more: the adapter has joined.
+        for (const answer of answers) answer.after = (await ask(conversation, answer.question, undefined)).text;
       } finally {
         await conversation.dispose();
       }
