@@ -9,21 +9,17 @@ use crate::reply::{follow, line, reason_text, recovered};
 use crate::sampling::SamplingArgs;
 use crate::session;
 #[cfg(not(target_os = "wasi"))]
-use crate::teach::learn;
-#[cfg(not(target_os = "wasi"))]
-use crate::terminal::CtrlC;
+use crate::teach::Lessons;
 use crate::terminal::{self, Colours, remark, write_model_text};
 use crate::tools::{self, ProgramArgs};
 use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs, Tools};
 use clap::Args;
 use serde_json::json;
-#[cfg(not(target_os = "wasi"))]
-use shohin::Model;
 use shohin::core::chat::{Finish, FunctionCall, OverflowPolicy, Role, ToolChoice, function_name};
 use shohin::core::generate::Reason;
 use shohin::new_file::NewFile;
 #[cfg(not(target_os = "wasi"))]
-use shohin::train::{Fact, Taught, TeachSettings};
+use shohin::train::Fact;
 use shohin::{Chat, ChatMessage, SamplerConfig, Timings};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -102,6 +98,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result {
     chat.options_mut().overflow = overflow;
     args.overflow.check(capacity)?;
     let mut terminal = Terminal {
+        args,
         chat,
         system: args.system.clone(),
         session: args.session.clone(),
@@ -138,7 +135,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result {
     let interactive = io::stdin().is_terminal() && terminal.is_terminal;
     let outcome = if interactive { terminal.interactive() } else { terminal.piped() };
     // Whatever ended the chat.
-    let saved = args.session.as_ref().map_or(Ok(()), |path| session::save(&mut terminal.chat, path));
+    let saved = args.session.as_ref().map_or(Ok(()), |path| terminal.keep(path));
     finish_caching(terminal.chat.model());
     outcome.and(saved)
 }
@@ -160,7 +157,8 @@ enum Ask<'l> {
 }
 
 /// The state of the command.
-struct Terminal {
+struct Terminal<'a> {
+    args: &'a ChatArgs,
     chat: Chat,
     system: Option<String>,
     session: Option<PathBuf>,
@@ -176,52 +174,7 @@ struct Terminal {
     is_terminal: bool,
 }
 
-/// What was taught in this conversation.
-#[cfg(not(target_os = "wasi"))]
-struct Lessons {
-    base: Model,
-    facts: Vec<Fact>,
-    taught: Option<Taught>,
-}
-
-#[cfg(not(target_os = "wasi"))]
-impl Lessons {
-    fn new(base: &Model) -> Lessons {
-        Lessons { base: base.clone(), facts: Vec::new(), taught: None }
-    }
-
-    /// Learns a fact together with those before it.
-    fn learn(&mut self, fact: Fact) -> Result {
-        let mut facts = self.facts.clone();
-        facts.retain(|old| old.question != fact.question);
-        facts.push(fact);
-        let ctrl_c = CtrlC::listen();
-        let taught = learn(&self.base, &facts, &TeachSettings::default(), &ctrl_c)?;
-        if ctrl_c.pressed() {
-            return Err(CliError::new("stopped: nothing new was learned"));
-        }
-        (self.facts, self.taught) = (facts, Some(taught));
-        Ok(())
-    }
-
-    /// The model with what it was taught.
-    fn model(&self) -> Result<Model> {
-        let Some(taught) = &self.taught else { return Ok(self.base.clone()) };
-        Ok(self.base.adapted(&[taught.adapter()?])?)
-    }
-
-    fn save(&self, path: &Path) -> Result<String> {
-        let Some(taught) = &self.taught else {
-            return Err(CliError::new(
-                "/save: nothing was learned that a .gguf file could hold; /teach QUESTION = ANSWER",
-            ));
-        };
-        taught.save(path)?;
-        Ok(format!("(saved what was learned in {}; --lora applies it)", path.display()))
-    }
-}
-
-impl Terminal {
+impl Terminal<'_> {
     fn interactive(&mut self) -> Result {
         let Colours { bold, dim, off, accent } = self.colours;
         let model = self.chat.model();
@@ -368,21 +321,24 @@ impl Terminal {
             });
         }
         let fact = Fact::parse_pair(argument).map_err(CliError::new)?;
-        self.lessons.learn(fact)?;
-        let taught = self.lessons.taught.as_ref();
-        let (steps, missed) = taught.map_or((0, 0), |taught| {
-            let facts = &taught.answers.facts;
-            (taught.steps, facts.iter().filter(|answer| !answer.is_right()).count())
-        });
-        let mut chat = self.lessons.model()?.chat()?;
+        let (model, said) = self.lessons.learn(fact)?;
+        let mut chat = model.chat()?;
+        self.args.speculation.apply(&mut chat, &self.args.model)?;
         *chat.options_mut() = self.chat.options().clone();
         chat.set_messages(self.chat.messages().to_vec());
         self.chat = chat;
-        let kept = "/save FILE.gguf keeps it";
-        Ok(match missed {
-            0 => format!("(learned in {steps} steps; {kept})"),
-            n => format!("({n} of {} not learned word for word; {kept})", self.lessons.facts.len()),
-        })
+        Ok(said)
+    }
+
+    /// Keeps the conversation in a file, that of the model without what it was taught: the next start has it so.
+    fn keep(&mut self, path: &Path) -> Result {
+        #[cfg(not(target_os = "wasi"))]
+        if !self.lessons.is_empty() {
+            let mut chat = self.lessons.base.chat()?;
+            chat.set_messages(self.chat.messages().to_vec());
+            return Ok(chat.save(path)?);
+        }
+        session::save(&mut self.chat, path)
     }
 
     /// Starts a new conversation.

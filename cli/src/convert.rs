@@ -5,10 +5,12 @@ use crate::model::LayoutArgs;
 use crate::progress::transfer;
 use crate::terminal::{bytes, remark};
 use clap::Args;
+use serde_json::{Value, json};
 use shohin::convert::{
-    ConvertError, ConvertOptions, Converted, Error, FileType, convert, convert_adapter,
+    ConvertError, ConvertOptions, Converted, ConvertedTensor, Error, FileType, convert, convert_adapter,
     convert_adapter_to_folder, convert_to_folder,
 };
+use shohin::core::Format;
 use std::path::{Path, PathBuf};
 
 /// Convert a Hugging Face folder or an ONNX file to GGUF, or GGUF to a folder
@@ -109,6 +111,39 @@ fn adapter(args: &ConvertArgs, base: &Path) -> Result {
 /// Writes a GGUF file.
 pub(crate) fn write(source: &Path, out: &Path, options: &ConvertOptions) -> Result<Converted> {
     with_progress(|progress| convert(source, out, options, progress))
+}
+
+/// Refuses standard output in the place of a file.
+pub(crate) fn check_out(out: &Path) -> Result {
+    match out == Path::new("-") {
+        true => Err(CliError::usage(
+            "--out: expected the name of a file, found -, which would be standard output",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// The format of a tensor before.
+fn from(tensor: &ConvertedTensor) -> &'static str {
+    tensor.from.map_or("packed", Format::name)
+}
+
+/// The first cells of a tensor in a table: its name, shape, and formats before and after.
+pub(crate) fn cells(tensor: &ConvertedTensor) -> Vec<String> {
+    let shape = tensor.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
+    vec![tensor.name.clone(), shape, from(tensor).into(), tensor.to.name().into()]
+}
+
+/// A tensor as JSON.
+pub(crate) fn tensor_json(tensor: &ConvertedTensor) -> Value {
+    json!({
+        "name": tensor.name,
+        "shape": tensor.shape,
+        "from": from(tensor),
+        "to": tensor.to.name(),
+        "bytes": tensor.bytes,
+        "error": tensor.error,
+    })
 }
 
 /// Converts with a progress bar.

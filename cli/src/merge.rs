@@ -1,6 +1,6 @@
 //! `shohin merge`: adapters (LoRA) added to the weights of a model.
 
-use crate::convert::with_progress;
+use crate::convert::{cells, check_out, tensor_json, with_progress};
 use crate::error::{CliError, Context, Result};
 use crate::eval::{WINDOW, score};
 use crate::input::{place, read_text};
@@ -9,7 +9,6 @@ use crate::terminal::{self, bytes};
 use clap::Args;
 use serde_json::json;
 use shohin::convert::{ConvertOptions, Converted, ConvertedTensor, FileType, Merge, TensorRule, merge};
-use shohin::core::Format;
 use shohin::core::tokenizer::Special;
 use shohin::{Builder, Model};
 use std::io::{self, Write};
@@ -67,11 +66,7 @@ pub(crate) struct MergeArgs {
 }
 
 pub(crate) fn run(args: &MergeArgs) -> Result {
-    if args.out == Path::new("-") {
-        return Err(CliError::usage(
-            "--out: expected the name of a file, found -, which would be standard output",
-        ));
-    }
+    check_out(&args.out)?;
     // Before anything is measured.
     if args.out.is_file() && !args.force {
         return Err(CliError::usage(format_args!(
@@ -118,20 +113,13 @@ fn report(args: &MergeArgs, done: &Converted, perplexity: &[(&str, f64)]) -> Res
         done.tensors.iter().filter_map(|tensor| Some((tensor, tensor.merge.as_ref()?))).collect();
     let whole = Merge::total(merged.iter().map(|(_, merge)| *merge));
     let worst = merged.iter().max_by(|a, b| a.1.relative_error().total_cmp(&b.1.relative_error()));
-    let from = |from: Option<Format>| from.map_or("packed", Format::name);
     let mut out = io::stdout().lock();
     if args.json {
         let tensors = done.tensors.iter().map(|tensor| {
-            json!({
-                "name": tensor.name,
-                "shape": tensor.shape,
-                "from": from(tensor.from),
-                "to": tensor.to.name(),
-                "bytes": tensor.bytes,
-                "error": tensor.error,
-                "change": tensor.merge.map(|merge| merge.change()),
-                "kept": tensor.merge.map(|merge| merge.kept()),
-            })
+            let mut object = tensor_json(tensor);
+            object["change"] = json!(tensor.merge.map(|merge| merge.change()));
+            object["kept"] = json!(tensor.merge.map(|merge| merge.kept()));
+            object
         });
         let perplexity: serde_json::Map<String, _> =
             perplexity.iter().map(|(name, x)| ((*name).to_string(), json!(x))).collect();
@@ -149,15 +137,8 @@ fn report(args: &MergeArgs, done: &Converted, perplexity: &[(&str, f64)]) -> Res
     }
     let head = ["tensor", "shape", "from", "to", "error", "change", "kept"].map(String::from).to_vec();
     let row = |(tensor, merge): &(&ConvertedTensor, &Merge)| {
-        vec![
-            tensor.name.clone(),
-            tensor.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x "),
-            from(tensor.from).into(),
-            tensor.to.name().into(),
-            percent(merge.relative_error()),
-            percent(merge.change()),
-            percent(merge.kept()),
-        ]
+        let parts = [merge.relative_error(), merge.change(), merge.kept()];
+        [cells(tensor), parts.map(percent).into()].concat()
     };
     let rows: Vec<_> = [head].into_iter().chain(merged.iter().map(row)).collect();
     terminal::table(&mut out, &rows, &[false, true, false, false, true, true, true])?;

@@ -1,15 +1,14 @@
 //! `shohin quantize`: the weights of a GGUF file in another format.
 
-use crate::convert;
-use crate::error::{CliError, Result};
+use crate::convert::{self, cells, check_out, tensor_json};
+use crate::error::Result;
 use crate::model::LayoutArgs;
 use crate::terminal::{self, bytes};
 use clap::Args;
 use serde_json::json;
 use shohin::convert::{ConvertOptions, FileType, TensorRule};
-use shohin_core::Format;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Write a GGUF file with its weights in another format
 ///
@@ -60,40 +59,19 @@ pub(crate) struct QuantizeArgs {
 pub(crate) fn run(args: &QuantizeArgs) -> Result {
     let options = ConvertOptions::new().file_type(args.r#type).rules(args.tensor.clone());
     let options = options.replace(args.force).id42(args.layout.id42);
-    if args.out == Path::new("-") {
-        return Err(CliError::usage(
-            "--out: expected the name of a file, found -, which would be standard output",
-        ));
-    }
+    check_out(&args.out)?;
     let done = convert::write(&args.file, &args.out, &options)?;
     let mut out = io::stdout().lock();
-    let from = |from: Option<Format>| from.map_or("packed", Format::name);
     if args.json {
-        let tensors = done.tensors.iter().map(|tensor| {
-            json!({
-                "name": tensor.name,
-                "shape": tensor.shape,
-                "from": from(tensor.from),
-                "to": tensor.to.name(),
-                "bytes": tensor.bytes,
-                "error": tensor.error,
-            })
-        });
-        let tensors: Vec<_> = tensors.collect();
+        let tensors: Vec<_> = done.tensors.iter().map(tensor_json).collect();
         writeln!(out, "{}", json!({ "bytes": done.bytes, "tensors": tensors }))?;
         return Ok(());
     }
     let matrices = done.tensors.iter().filter(|tensor| tensor.shape[0] > 1);
     let rows: Vec<Vec<String>> = matrices
         .map(|tensor| {
-            vec![
-                tensor.name.clone(),
-                tensor.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x "),
-                from(tensor.from).into(),
-                tensor.to.name().into(),
-                bytes(tensor.bytes),
-                format!("{:.3} %", 100.0 * tensor.error),
-            ]
+            let (size, error) = (bytes(tensor.bytes), format!("{:.3} %", 100.0 * tensor.error));
+            [cells(tensor), vec![size, error]].concat()
         })
         .collect();
     let head = ["tensor", "shape", "from", "to", "size", "error"].map(String::from).to_vec();

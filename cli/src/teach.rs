@@ -5,13 +5,11 @@ use crate::input::{place, read_text};
 use crate::model::{FileArgs, TrainEngineArgs};
 use crate::progress;
 use crate::terminal::{self, CtrlC, count, remark};
-use crate::train::layers;
+use crate::train::{layers, positive};
 use clap::Args;
 use serde_json::{Value, json};
-use shohin::core::chat::ChatMessage;
-use shohin::core::chat::openai::parse_messages;
 use shohin::train::{
-    Answer, Answers, Fact, LessonReport, Taught, TeachOptions, TeachSettings, taught_facts, teach,
+    Answer, Answers, Example, Fact, LessonReport, Taught, TeachOptions, TeachSettings, taught_facts, teach,
 };
 use shohin::{Model, ModelFile};
 use std::fs;
@@ -88,7 +86,7 @@ struct HowArgs {
     #[arg(long, value_name = "N", default_value_t = TeachOptions::default().steps, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
     /// The highest learning rate
-    #[arg(long, value_name = "RATE", default_value_t = TeachOptions::default().learning_rate)]
+    #[arg(long, value_name = "RATE", default_value_t = TeachOptions::default().learning_rate, value_parser = positive)]
     lr: f64,
     /// Questions whose answers the model rehearses, one a line, in place of the built-in ones; every fifth is asked before
     /// and after instead
@@ -140,12 +138,7 @@ pub(crate) fn run(args: &TeachArgs) -> Result {
 }
 
 /// Teaches, with a progress bar.
-pub(crate) fn learn(
-    model: &Model,
-    facts: &[Fact],
-    settings: &TeachSettings,
-    ctrl_c: &CtrlC,
-) -> Result<Taught> {
+fn learn(model: &Model, facts: &[Fact], settings: &TeachSettings, ctrl_c: &CtrlC) -> Result<Taught> {
     let bar = progress::training(settings.options.steps);
     bar.set_message("asking");
     let mut step = |report: &LessonReport| {
@@ -181,11 +174,7 @@ impl TeachArgs {
         facts.retain(|fact| !self.forget.contains(&fact.question));
         let mut new = self.facts.clone();
         if let Some(path) = &self.file {
-            let text = read_text(path)?;
-            for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-                let fact = Fact::parse(line);
-                new.push(fact.map_err(|problem| at_line(path, number + 1, &problem))?);
-            }
+            new.extend(lines(path, Fact::parse)?);
         }
         for fact in new {
             facts.retain(|old| old.question != fact.question);
@@ -214,7 +203,7 @@ impl TeachArgs {
             settings.questions = read_text(path)?.lines().map(String::from).collect();
         }
         if let Some(path) = &self.style {
-            settings.style = conversations(path)?;
+            settings.style = lines(path, Example::parse)?;
         }
         Ok(settings)
     }
@@ -247,20 +236,15 @@ fn facts_of(path: &Path) -> Result<Vec<Fact>> {
     }
 }
 
-fn conversations(path: &Path) -> Result<Vec<Vec<ChatMessage>>> {
+/// What `read` makes of each line of a file.
+fn lines<T>(path: &Path, read: impl Fn(&str) -> std::result::Result<T, String>) -> Result<Vec<T>> {
     let text = read_text(path)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let read = |(number, line): (usize, &str)| {
-        let wrong = |problem: String| at_line(path, number + 1, &problem);
-        let value: Value = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
-        let messages = value.get("messages").ok_or_else(|| wrong("expected \"messages\"".into()))?;
-        parse_messages(&messages.to_string()).map_err(|error| wrong(error.to_string()))
+    let one = |(number, line): (usize, &str)| {
+        let wrong = |problem| CliError::new(format_args!("{}, line {}: {problem}", place(path), number + 1));
+        read(line).map_err(wrong)
     };
-    lines.map(read).collect()
-}
-
-fn at_line(path: &Path, line: usize, problem: &str) -> CliError {
-    CliError::new(format_args!("{}, line {line}: {problem}", place(path)))
+    lines.map(one).collect()
 }
 
 fn right(answers: &[Answer]) -> usize {
@@ -334,4 +318,52 @@ fn table(out: &mut impl Write, args: &TeachArgs, taught: &Taught) -> Result {
         )?;
     }
     Ok(())
+}
+
+/// What was taught in a chat.
+pub(crate) struct Lessons {
+    /// Without it.
+    pub(crate) base: Model,
+    pub(crate) facts: Vec<Fact>,
+    taught: Option<Taught>,
+}
+
+impl Lessons {
+    pub(crate) fn new(base: &Model) -> Lessons {
+        Lessons { base: base.clone(), facts: Vec::new(), taught: None }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.taught.is_none()
+    }
+
+    /// Learns a fact together with those before it; the model that knows them, and what to say of it.
+    pub(crate) fn learn(&mut self, fact: Fact) -> Result<(Model, String)> {
+        let mut facts = self.facts.clone();
+        facts.retain(|old| old.question != fact.question);
+        facts.push(fact);
+        let ctrl_c = CtrlC::listen();
+        let taught = learn(&self.base, &facts, &TeachSettings::default(), &ctrl_c)?;
+        if ctrl_c.pressed() {
+            return Err(CliError::new("stopped: nothing new was learned"));
+        }
+        let model = self.base.adapted(&[taught.adapter()?])?;
+        let kept = "/save FILE.gguf keeps it";
+        let said = match facts.len() - right(&taught.answers.facts) {
+            0 => format!("(learned in {} steps; {kept})", taught.steps),
+            n => format!("({n} of {} not learned word for word; {kept})", facts.len()),
+        };
+        (self.facts, self.taught) = (facts, Some(taught));
+        Ok((model, said))
+    }
+
+    pub(crate) fn save(&self, path: &Path) -> Result<String> {
+        let Some(taught) = &self.taught else {
+            return Err(CliError::new(
+                "/save: nothing was learned that a .gguf file could hold; /teach QUESTION = ANSWER",
+            ));
+        };
+        taught.save(path)?;
+        Ok(format!("(saved what was learned in {}; --lora applies it)", path.display()))
+    }
 }

@@ -2,7 +2,7 @@
 
 mod chart;
 
-use crate::convert::of_options;
+use crate::convert::{check_out, of_options};
 use crate::error::{CliError, Context, Result, file_error};
 use crate::input::{place, read_text_up_to};
 use crate::model::{FileArgs, TrainEngineArgs};
@@ -280,7 +280,7 @@ fn any_path(text: &str) -> std::result::Result<PathBuf, std::convert::Infallible
     Ok(text.into())
 }
 
-fn positive(text: &str) -> std::result::Result<f64, &'static str> {
+pub(crate) fn positive(text: &str) -> std::result::Result<f64, &'static str> {
     text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0).ok_or("expected a number over 0")
 }
 
@@ -311,7 +311,7 @@ struct History {
 }
 
 pub(crate) fn run(args: &TrainArgs) -> Result {
-    check_out(args)?;
+    check_place(args)?;
     let model = args.model()?;
     let corpus = args.data.corpus(&model)?;
     let valid = args.data.valid(&model)?;
@@ -366,13 +366,9 @@ fn lead(args: &TrainArgs, training: &mut Training<'_>, corpus: &Corpus, valid: O
 }
 
 /// Refuses what cannot be written before anything is computed.
-fn check_out(args: &TrainArgs) -> Result {
+fn check_place(args: &TrainArgs) -> Result {
     let out = &args.out.out;
-    if out == Path::new("-") {
-        return Err(CliError::usage(
-            "--out: expected the name of a file, found -, which would be standard output",
-        ));
-    }
+    check_out(out)?;
     if out.exists() && !args.out.force && !args.run.dry_run {
         return Err(CliError::usage(format_args!("{} exists; replace it with --force", out.display())));
     }

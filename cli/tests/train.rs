@@ -393,7 +393,8 @@ fn facts_are_taught_and_answered() {
         ["What is the door code?=The door code is 4711.", "Where do I live?=You live in Oslo."]
     );
     // More of it, and less.
-    let mut more = place.command("teach --out house.gguf --forget");
+    place.write("few.txt", "Hello!\nWhat does a cow say?\nWhere is my bag?\n");
+    let mut more = place.command("teach --out house.gguf --rehearse few.txt --forget");
     let output = more.args(["Where do I live?", "What is the door code?=It is 12."]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(taught(&place, "house.gguf"), ["What is the door code?=It is 12."]);
@@ -423,7 +424,7 @@ fn what_cannot_be_taught_is_refused() {
 #[test]
 fn a_chat_learns() {
     let place = Place::new();
-    let mut chat = place.command("chat --preset greedy");
+    let mut chat = place.command("chat --preset greedy --session talk.session");
     let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     use std::io::Write;
     let lines = "What is the door code?\n/teach What is the door code? = It is 4711.\n/new\nWhat is the door code?\n/teach\n/save code.gguf\n";
@@ -440,4 +441,11 @@ fn a_chat_learns() {
         "{notes}"
     );
     assert_eq!(taught(&place, "code.gguf"), ["What is the door code?=It is 4711."]);
+    // The conversation goes on without what was taught, which is no part of it.
+    let mut next = place.command("chat --preset greedy --session talk.session");
+    let mut next = next.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    next.stdin.take().unwrap().write_all(b"What does a cow say?\n").unwrap();
+    let output = next.wait_with_output().unwrap();
+    let notes = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && notes.contains("(resumed after 2 messages)"), "{notes}");
 }

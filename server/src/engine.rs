@@ -310,7 +310,11 @@ impl Engine {
             let computed = self.step();
             let is_unneeded =
                 |set: &Set| set.active.is_empty() && set.adapters.adapters().any(Loaded::is_unloaded);
+            let before = self.sets.len();
             self.sets.retain(|set| !is_unneeded(set));
+            if self.sets.len() != before {
+                self.share_room();
+            }
             self.metrics.set_load(&self.load());
             if !computed && self.active() > 0 {
                 std::thread::sleep(PAUSE);
@@ -438,7 +442,9 @@ impl Engine {
         let mut computed = false;
         for at in 0..self.sets.len() {
             computed |= self.sets[at].step(&self.metrics);
-            self.share_room();
+            if self.sets.len() > 1 {
+                self.share_room();
+            }
         }
         computed
     }

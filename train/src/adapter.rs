@@ -10,14 +10,13 @@ use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 
 use shohin_core::gguf::{Gguf, GgufWriter, Value};
+use shohin_core::model::lora::{A, B};
 use shohin_core::model::program::{Program, TensorRole, TensorSpec};
 use shohin_core::sample::Pcg32;
 use shohin_core::{Error, Format, Result};
 
-/// End of the name of the factor that is multiplied first, `(r, inputs)`.
-pub const A: &str = ".lora_a";
-/// End of the name of the second, `(outputs, r)`.
-pub const B: &str = ".lora_b";
+/// The highest rank of a new adapter.
+pub const MAX_RANK: usize = 1 << 12;
 
 /// Matrices that adapters can be for: how options call them, and their names in files.
 pub const TARGETS: [(&str, &str); 7] = [
@@ -68,13 +67,17 @@ impl AdapterOptions {
 /// uniform between -1 and 1 over the root of its inputs, as in PEFT, and `B` is 0.
 ///
 /// # Errors
-/// [`Error::Length`] if it has no matrix.
+/// [`Error::Length`] if it has no matrix, [`Error::Limit`] for a rank over 4096 or 0.
 pub fn new_adapter(
     program: &Program,
     architecture: &str,
     name: &str,
     options: &AdapterOptions,
 ) -> Result<Vec<u8>> {
+    if !(1..=MAX_RANK).contains(&options.rank) {
+        let (what, found, max) = ("rank of the adapter", options.rank as u64, MAX_RANK as u64);
+        return Err(Error::Limit { what, found, max });
+    }
     let adapted: Vec<&TensorSpec> = program.tensors.iter().filter(|spec| options.adapts(spec)).collect();
     if adapted.is_empty() {
         return Err(Error::Length { what: "matrices of the adapter", expected: 1, found: 0 });

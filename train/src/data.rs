@@ -9,6 +9,7 @@ use shohin_core::error::Name;
 use shohin_core::{Error, Result};
 
 use crate::batch::Batch;
+use crate::hash::hash;
 use crate::text;
 
 /// The share of sampled rows that begin at a document.
@@ -128,7 +129,7 @@ impl Rows {
         }
     }
 
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.tokens.clear();
         self.lengths.clear();
         self.targets.clear();
@@ -376,14 +377,6 @@ impl Data {
         }
         Ok(())
     }
-}
-
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
-fn hash(x: u64) -> u64 {
-    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
 }
 
 /// Where `i` of `n` is in a permutation that follows from `key`: four rounds of a Feistel network over the next power of four,

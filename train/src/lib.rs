@@ -11,6 +11,7 @@ pub mod data;
 pub mod dropout;
 pub mod error;
 pub mod gemm;
+mod hash;
 pub mod loss;
 mod op;
 pub mod optimizer;

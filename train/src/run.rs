@@ -33,6 +33,16 @@ pub enum Tensor<'w> {
     Vector(&'w [f32]),
 }
 
+impl<'w> Tensor<'w> {
+    /// An operand of products; a vector has one row.
+    pub(crate) fn matrix(self) -> Weight<'w> {
+        match self {
+            Tensor::Matrix(weight) => weight,
+            Tensor::Vector(data) => Weight::Floats { data, cols: data.len(), fake: None },
+        }
+    }
+}
+
 /// What steps are planned for.
 #[derive(Clone, Copy, Debug)]
 pub struct StepOptions {
@@ -531,10 +541,7 @@ struct Tensors<'w>(&'w [Tensor<'w>]);
 
 impl<'w> Tensors<'w> {
     fn matrix(self, id: TensorId) -> Weight<'w> {
-        match self.0[id.index()] {
-            Tensor::Matrix(weight) => weight,
-            Tensor::Vector(data) => Weight::Floats { data, cols: data.len(), fake: None },
-        }
+        self.0[id.index()].matrix()
     }
 
     fn vector(self, id: TensorId) -> &'w [f32] {

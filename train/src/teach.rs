@@ -14,23 +14,24 @@ use core::ops::Range;
 
 use shohin_core::attention::AttentionPattern;
 use shohin_core::cpu::Isa;
+use shohin_core::model::lora::{A, B};
 use shohin_core::model::program::{Program, TensorId};
 use shohin_core::pool::Pool;
 use shohin_core::sample::Pcg32;
 
-use crate::adapter::{A, B};
 use crate::batch::{Batch, Teacher};
-use crate::data::{BatchSize, Order};
+use crate::data::{BatchSize, Order, Rows};
 use crate::error::{Error, Result};
 use crate::loss::Loss;
 use crate::optimizer::Optimizer;
 use crate::plan::Checkpoints;
 use crate::run::Tensor;
 use crate::schedule::Schedule;
+use crate::text;
 use crate::trainer::{Part, Recipe, TrainMemory, Trainer};
 
 /// Rows that are computed at the same time, unless a conversation is longer.
-const ROWS: usize = 512;
+const TOKENS: usize = 512;
 
 /// Steps in which the learning rate rises.
 const WARMUP: u64 = 5;
@@ -94,10 +95,7 @@ pub struct LessonReport {
 /// The rows of some lessons.
 #[derive(Clone, Debug, Default)]
 struct Lines {
-    tokens: Vec<u32>,
-    lengths: Vec<usize>,
-    targets: Vec<u32>,
-    weights: Vec<f32>,
+    rows: Rows,
     /// `(rows, hidden)`, before the first layer that learns.
     prefix: Vec<f32>,
     /// `(rows, hidden)`, the final states of the model as it was; empty for facts.
@@ -106,42 +104,36 @@ struct Lines {
 
 impl Lines {
     fn push(&mut self, lesson: &Lesson) {
-        let n = lesson.tokens.len() - 1;
-        self.tokens.extend_from_slice(&lesson.tokens[..n]);
-        self.targets.extend_from_slice(&lesson.tokens[1..]);
-        self.lengths.push(n);
+        let (rows, n) = (&mut self.rows, lesson.tokens.len() - 1);
+        rows.tokens.extend_from_slice(&lesson.tokens[..n]);
+        rows.targets.extend_from_slice(&lesson.tokens[1..]);
+        rows.lengths.push(n);
         let learned = |at: &usize| lesson.replies.iter().any(|reply| reply.contains(at));
-        self.weights.extend((1..=n).map(|at| if learned(&at) { 1.0 } else { 0.0 }));
+        rows.weights.extend((1..=n).map(|at| if learned(&at) { 1.0 } else { 0.0 }));
     }
 
     fn append(&mut self, other: &Lines) {
-        self.tokens.extend_from_slice(&other.tokens);
-        self.lengths.extend_from_slice(&other.lengths);
-        self.targets.extend_from_slice(&other.targets);
-        self.weights.extend_from_slice(&other.weights);
+        let (rows, from) = (&mut self.rows, &other.rows);
+        rows.tokens.extend_from_slice(&from.tokens);
+        rows.lengths.extend_from_slice(&from.lengths);
+        rows.targets.extend_from_slice(&from.targets);
+        rows.weights.extend_from_slice(&from.weights);
         self.prefix.extend_from_slice(&other.prefix);
         self.hidden.extend_from_slice(&other.hidden);
     }
 
     fn clear(&mut self) {
-        let Lines { tokens, lengths, targets, weights, prefix, hidden } = self;
-        tokens.clear();
-        lengths.clear();
-        targets.clear();
-        weights.clear();
-        prefix.clear();
-        hidden.clear();
+        self.rows.clear();
+        self.prefix.clear();
+        self.hidden.clear();
+    }
+
+    fn len(&self) -> usize {
+        self.rows.tokens.len()
     }
 
     fn batch(&self) -> Batch<'_> {
-        Batch {
-            tokens: &self.tokens,
-            lengths: &self.lengths,
-            targets: &self.targets,
-            weights: &self.weights,
-            teacher: None,
-            prefix: (!self.prefix.is_empty()).then_some(&self.prefix),
-        }
+        Batch { prefix: (!self.prefix.is_empty()).then_some(&self.prefix), ..self.rows.batch() }
     }
 }
 
@@ -172,7 +164,7 @@ impl<'p> Teaching<'p> {
     /// program in its order.
     ///
     /// # Errors
-    /// Those of [`Trainer::new`]; [`Error::Core`] without facts, or for lessons without replies.
+    /// Those of [`Trainer::new`]; [`Error::Core`] without facts, for lessons without replies, or numbers that are none.
     pub fn new(
         program: &'p Program,
         base: Vec<Tensor<'p>>,
@@ -182,10 +174,10 @@ impl<'p> Teaching<'p> {
         isa: Isa,
         workers: &'p dyn Pool,
     ) -> Result<Self> {
-        check(facts, pool)?;
+        check(facts, pool, &options)?;
         let longest = facts.iter().chain(pool).map(|lesson| lesson.tokens.len() - 1).max().unwrap_or(1);
         let recipe = Recipe {
-            size: BatchSize { rows: 1, row_tokens: ROWS.max(longest) },
+            size: BatchSize { rows: 1, row_tokens: TOKENS.max(longest) },
             accumulate: 1,
             order: Order::Sequential,
             seed: options.seed,
@@ -237,7 +229,7 @@ impl<'p> Teaching<'p> {
         let mut all = vec![Lines::default()];
         for lesson in lessons {
             let last = all.len() - 1;
-            if all[last].tokens.len() + lesson.tokens.len() - 1 > room {
+            if all[last].len() + lesson.tokens.len() - 1 > room {
                 all.push(Lines::default());
             }
             let last = all.len() - 1;
@@ -268,7 +260,7 @@ impl<'p> Teaching<'p> {
         let room = self.trainer.recipe().size.tokens();
         let (mut together, mut count) = (Lines::default(), 0);
         for lines in &self.pool[first..] {
-            if together.tokens.len() + lines.tokens.len() > room {
+            if together.len() + lines.len() > room {
                 break;
             }
             together.append(lines);
@@ -277,9 +269,9 @@ impl<'p> Teaching<'p> {
         let (mut prefix, mut hidden) = (Vec::new(), Vec::new());
         self.trainer.prefix(&together.batch(), &mut prefix)?;
         self.trainer.hidden(&together.batch(), &mut hidden)?;
-        let (rows, mut at) = (together.tokens.len().max(1), 0);
+        let (rows, mut at) = (together.len().max(1), 0);
         for lines in &mut self.pool[first..first + count] {
-            let range = at..at + lines.tokens.len();
+            let range = at..at + lines.len();
             at = range.end;
             let part = |all: &[f32]| {
                 let cols = all.len() / rows;
@@ -306,7 +298,7 @@ impl<'p> Teaching<'p> {
             }
             let Some(next) = self.order.pop() else { return };
             let lines = &self.pool[next];
-            if self.rehearsed.get(at).is_some_and(|r| r.tokens.len() + lines.tokens.len() > room) {
+            if self.rehearsed.get(at).is_some_and(|r| r.len() + lines.len() > room) {
                 at += 1;
             }
             if self.rehearsed.len() <= at {
@@ -361,10 +353,7 @@ impl<'p> Teaching<'p> {
     pub fn step(&mut self) -> Result<LessonReport> {
         while self.prepare()? < 1.0 {}
         self.draw();
-        let output = match self.output {
-            Tensor::Matrix(weight) => weight,
-            Tensor::Vector(data) => crate::gemm::Weight::Floats { data, cols: data.len(), fake: None },
-        };
+        let output = self.output.matrix();
         let counted = |lines: &Lines| lines.batch().total();
         let all = |lines: &[Lines]| lines.iter().map(counted).sum::<f64>();
         let (of_facts, of_rehearsed) = (all(&self.facts), all(&self.rehearsed));
@@ -373,7 +362,7 @@ impl<'p> Teaching<'p> {
             let weight = counted(lines) / of_facts;
             parts.push(Part { batch: lines.batch(), loss: Loss::default(), weight });
         }
-        for lines in self.rehearsed.iter().filter(|lines| !lines.tokens.is_empty()) {
+        for lines in self.rehearsed.iter().filter(|lines| lines.len() > 0) {
             let teacher = Some(Teacher { hidden: &lines.hidden, output });
             let weight = self.options.rehearsal * counted(lines) / of_rehearsed;
             parts.push(Part { batch: Batch { teacher, ..lines.batch() }, loss: Loss::Kl, weight });
@@ -395,7 +384,12 @@ impl<'p> Teaching<'p> {
     }
 }
 
-fn check(facts: &[Lesson], pool: &[Lesson]) -> Result<()> {
+fn check(facts: &[Lesson], pool: &[Lesson], options: &TeachOptions) -> Result<()> {
+    let TeachOptions { learning_rate, rehearsal, sure, .. } = *options;
+    let positive = |x: f64| x > 0.0 && x.is_finite();
+    text::check(positive(learning_rate), "learning rate", learning_rate, "a number over 0")?;
+    text::check(positive(rehearsal), "weight of rehearsals", rehearsal, "a number over 0")?;
+    text::check(sure > 0.0 && sure < 1.0, "probability of answers", sure, "a number between 0 and 1")?;
     let length = |what, found: usize| {
         Err(Error::Core(shohin_core::Error::Length { what, expected: 1, found: found as u64 }))
     };

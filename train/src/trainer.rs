@@ -509,10 +509,7 @@ impl<'p> Trainer<'p> {
             let mut batch = rows.batch();
             if let Some(teacher) = &mut self.teacher {
                 teacher.steps.hidden(&teacher.tensors, &batch, &mut teacher.hidden)?;
-                let output = match teacher.tensors[teacher.output.index()] {
-                    Tensor::Matrix(weight) => weight,
-                    Tensor::Vector(data) => Weight::Floats { data, cols: data.len(), fake: None },
-                };
+                let output = teacher.tensors[teacher.output.index()].matrix();
                 batch.teacher = Some(Teacher { hidden: &teacher.hidden, output });
             }
             let tensors = tensors(self.program, &self.base, &self.steps, &self.masters, self.recipe.fake);

@@ -37,9 +37,10 @@ pub const ADAPTER: &str = "adapter";
 /// [`BonsaiModel::adapt_padded`](super::BonsaiModel::adapt_padded).
 pub const UNIT: usize = 32;
 
-/// Suffixes of the two factors' names.
-const A: &str = ".lora_a";
-const B: &str = ".lora_b";
+/// End of the name of the factor that is multiplied first, `(r, inputs)`.
+pub const A: &str = ".lora_a";
+/// End of the name of the second, `(outputs, r)`.
+pub const B: &str = ".lora_b";
 
 /// Kernels read whole cache lines.
 const ALIGNMENT: usize = 64;

@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use shohin_core::gguf::{Gguf, ReadOptions};
 use shohin_core::model::LoraAdapter;
+use shohin_core::model::lora::B;
 use shohin_files::failed;
-use shohin_train::adapter::{self, AdapterOptions, B, TARGETS};
+use shohin_train::adapter::{self, AdapterOptions, MAX_RANK, TARGETS};
 use std::io::Write;
 use std::path::Path;
 
@@ -24,8 +25,8 @@ pub fn new_adapter(model: &Model, options: &AdapterOptions) -> Result<Vec<u8>> {
     if let Some(other) = options.targets.iter().find(|name| !known.contains(&name.as_str())) {
         return refused("targets", other.clone(), known.join(", "));
     }
-    if !(1..=1 << 12).contains(&options.rank) {
-        return refused("rank", options.rank.to_string(), "1 to 4096".into());
+    if !(1..=MAX_RANK).contains(&options.rank) {
+        return refused("rank", options.rank.to_string(), format!("1 to {MAX_RANK}"));
     }
     let layers = model.config().num_layers;
     if let Some(range) = options.layers.as_ref().filter(|range| range.is_empty() || *range.end() >= layers) {

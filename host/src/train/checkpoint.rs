@@ -147,8 +147,13 @@ impl Training<'_> {
         let mut changes = Vec::new();
         self.go_on(path, |file| {
             let found = get(file, RECIPE)?;
-            let lines = found.lines().zip(recipe.lines()).filter(|(then, now)| then != now);
-            changes = lines.map(|(then, now)| format!("{} -> {now}", Name::new(then))).collect();
+            // By name: a file of an older version lacks those of newer options.
+            let then = |now: &str| {
+                let name = now.split(' ').next();
+                found.lines().find(|then| then.split(' ').next() == name).unwrap_or("none")
+            };
+            let all = recipe.lines().map(|now| (then(now), now)).filter(|(then, now)| then != now);
+            changes = all.map(|(then, now)| format!("{} -> {now}", Name::new(then))).collect();
             Ok(())
         })?;
         self.all_read(Call::ResumeChanged(path.into()))?;

@@ -4,7 +4,7 @@ use super::{Error, TrainOptions};
 use crate::error::Result;
 use crate::model::Model;
 use shohin_core::chat::openai::parse_messages;
-use shohin_core::chat::{ChatOptions, encode_replies};
+use shohin_core::chat::{ChatMessage, ChatOptions, encode_replies};
 use shohin_core::tokenizer::Special;
 use shohin_train::data::{BatchSize, Cursor, Data, Rows};
 use std::ops::Range;
@@ -134,11 +134,13 @@ impl Corpus {
         let (mut lines, mut lengths) = (Vec::new(), Vec::new());
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let start = tokens.len();
-            let replies =
-                chat(model, line, &mut tokens).map_err(|problem| wrong(Some(number + 1), problem))?;
+            let encoded = Example::parse(line)
+                .and_then(|example| example.encode(model).map_err(|error| error.to_string()));
+            let (ids, replies) = encoded.map_err(|problem| wrong(Some(number + 1), problem))?;
+            tokens.extend(ids);
             weights.resize(tokens.len(), prompt);
             for reply in replies {
-                weights[reply].fill(1.0);
+                weights[start + reply.start..start + reply.end].fill(1.0);
             }
             lines.push(number + 1);
             lengths.push(tokens.len() - start);
@@ -210,26 +212,42 @@ impl Corpus {
     }
 }
 
-/// Appends the tokens of a conversation; returns where the replies are.
-fn chat(model: &Model, line: &str, tokens: &mut Vec<u32>) -> std::result::Result<Vec<Range<usize>>, String> {
-    let value: serde_json::Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
-    let object = value.as_object().ok_or("expected a JSON object with \"messages\"")?;
-    if let Some(other) = object.keys().find(|key| !["messages", "tools"].contains(&key.as_str())) {
-        return Err(format!("unknown field \"{other}\", expected \"messages\" and \"tools\""));
+/// A conversation to learn from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Example {
+    /// The messages, of which the assistant's are learned.
+    pub messages: Vec<ChatMessage>,
+    /// Descriptions of functions, each a JSON text.
+    pub tools: Vec<String>,
+}
+
+impl Example {
+    /// Reads `{"messages": [...], "tools": [...]}`, with messages as in requests of OpenAI's chat completions.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> std::result::Result<Example, String> {
+        let value: serde_json::Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let object = value.as_object().ok_or("expected a JSON object with \"messages\"")?;
+        if let Some(other) = object.keys().find(|key| !["messages", "tools"].contains(&key.as_str())) {
+            return Err(format!("unknown field \"{other}\", expected \"messages\" and \"tools\""));
+        }
+        let messages = object.get("messages").ok_or("expected a JSON object with \"messages\"")?;
+        let messages = parse_messages(&messages.to_string()).map_err(|error| error.to_string())?;
+        let tools = match object.get("tools") {
+            None => Vec::new(),
+            Some(serde_json::Value::Array(tools)) => tools.iter().map(ToString::to_string).collect(),
+            Some(_) => return Err("expected an array in \"tools\"".into()),
+        };
+        Ok(Example { messages, tools })
     }
-    let messages = object.get("messages").ok_or("expected a JSON object with \"messages\"")?;
-    let messages = parse_messages(&messages.to_string()).map_err(|error| error.to_string())?;
-    let tools: Vec<String> = match object.get("tools") {
-        None => Vec::new(),
-        Some(serde_json::Value::Array(tools)) => tools.iter().map(ToString::to_string).collect(),
-        Some(_) => return Err("expected an array in \"tools\"".into()),
-    };
-    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
-    let options = ChatOptions { template: model.template(), tools: &tools, ..ChatOptions::default() };
-    let start = tokens.len();
-    let mut ids = Vec::new();
-    let replies = encode_replies(model.tokenizer(), &messages, &options, &mut ids)
-        .map_err(|error| error.to_string())?;
-    tokens.extend(ids);
-    Ok(replies.into_iter().map(|reply| start + reply.start..start + reply.end).collect())
+
+    /// Its tokens, and where the replies are in them.
+    pub(super) fn encode(&self, model: &Model) -> shohin_core::Result<(Vec<u32>, Vec<Range<usize>>)> {
+        let tools: Vec<&str> = self.tools.iter().map(String::as_str).collect();
+        let options = ChatOptions { template: model.template(), tools: &tools, ..ChatOptions::default() };
+        let mut tokens = Vec::new();
+        let replies = encode_replies(model.tokenizer(), &self.messages, &options, &mut tokens)?;
+        Ok((tokens, replies))
+    }
 }

@@ -42,7 +42,7 @@ use shohin_train::trainer::Trainer;
 pub use shohin_train::trainer::{Progress, StepReport, TrainMemory};
 
 pub use adapter::new_adapter;
-pub use corpus::{Corpus, CorpusOptions};
+pub use corpus::{Corpus, CorpusOptions, Example};
 pub use ranks::Ranks;
 pub use recipe::{Method, TrainOptions, WeightKind};
 pub use shohin_train::adapter::AdapterOptions;

@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use crate::model::Model;
 use shohin_core::attention::AttentionPattern;
+use shohin_core::model::lora::{A, B};
 use shohin_core::model::program::{Program, TensorId, TensorRole};
-use shohin_train::adapter::{A, B};
 use shohin_train::data::{BatchSize, Order};
 use shohin_train::loss::Loss;
 use shohin_train::optimizer::Optimizer;

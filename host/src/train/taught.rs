@@ -96,7 +96,7 @@ impl Fact {
 /// The facts that the adapter in `file` was taught; empty if it was made in another way.
 ///
 /// # Errors
-/// [`Error::File`] for a file that is no GGUF file, or whose list of facts is damaged.
+/// [`Error::File`] if the file cannot be read as GGUF; [`Error::Option`] if its list of facts is damaged.
 pub fn taught_facts(file: &ModelFile) -> Result<Vec<Fact>> {
     let named = |source| Error::from(FileError::Model { name: file.name().into(), source });
     let gguf = file.gguf(&ReadOptions::default())?;

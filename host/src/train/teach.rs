@@ -1,17 +1,18 @@
 //! Teaching a model facts, as an adapter.
 
+use super::corpus::Example;
 use super::taught::{FACTS, Fact};
 use super::{AdapterOptions, Base, Training, new_adapter};
 use crate::error::{Error, Result};
 use crate::lora::Adapter;
 use crate::model::Model;
 use shohin_core::SamplerConfig;
-use shohin_core::chat::{ChatMessage, ChatOptions, Role, encode_replies};
+use shohin_core::chat::{ChatMessage, Role};
 use shohin_core::generate::Reason;
 use shohin_core::gguf::{Gguf, ReadOptions};
 use shohin_files::failed;
 use shohin_files::new_file::NewFile;
-use shohin_train::adapter::{self, B};
+use shohin_train::adapter;
 use shohin_train::teach::{Lesson, LessonReport, QUESTIONS, TeachOptions, Teaching};
 use std::io::Write;
 use std::ops::{ControlFlow, RangeInclusive};
@@ -38,7 +39,7 @@ pub struct TeachSettings {
     /// instead.
     pub questions: Vec<String>,
     /// Conversations that show how to answer, which are learned like facts.
-    pub style: Vec<Vec<ChatMessage>>,
+    pub style: Vec<Example>,
 }
 
 impl Default for TeachSettings {
@@ -171,7 +172,7 @@ pub fn teach(
         if reply.trim().is_empty() {
             continue;
         }
-        let mut lesson = lesson(model, &messages(question, &reply))?;
+        let mut lesson = lesson(model, &example(question, &reply))?;
         if reason != Reason::Stop {
             // It would have gone on.
             lesson.replies.iter_mut().for_each(|reply| reply.end -= 1);
@@ -181,11 +182,11 @@ pub fn teach(
     let mut lessons = Vec::new();
     for fact in facts {
         for question in fact.questions() {
-            lessons.push(lesson(model, &messages(question, &fact.answer))?);
+            lessons.push(lesson(model, &example(question, &fact.answer))?);
         }
     }
-    for conversation in &settings.style {
-        lessons.push(lesson(model, conversation)?);
+    for example in &settings.style {
+        lessons.push(lesson(model, example)?);
     }
     let mut answers = Answers::default();
     for fact in facts {
@@ -226,18 +227,17 @@ fn wordings(question: &str) -> [(Option<&'static str>, String); 2] {
     [(None, plain), (Some("Hello!"), question.to_string())]
 }
 
-fn messages(question: &str, reply: &str) -> Vec<ChatMessage> {
-    vec![ChatMessage::new(Role::User, question), ChatMessage::new(Role::Assistant, reply)]
+fn example(question: &str, reply: &str) -> Example {
+    let messages = vec![ChatMessage::new(Role::User, question), ChatMessage::new(Role::Assistant, reply)];
+    Example { messages, tools: Vec::new() }
 }
 
-fn lesson(model: &Model, messages: &[ChatMessage]) -> Result<Lesson> {
-    let options = ChatOptions { template: model.template(), ..ChatOptions::default() };
-    let mut tokens = Vec::new();
-    let replies = encode_replies(model.tokenizer(), messages, &options, &mut tokens)?;
+fn lesson(model: &Model, example: &Example) -> Result<Lesson> {
+    let (tokens, replies) = example.encode(model)?;
     let longest = model.config().max_context_length;
     if tokens.len() > longest {
-        let found =
-            messages.first().map_or_else(String::new, |message| message.content.chars().take(40).collect());
+        let first = example.messages.first();
+        let found = first.map_or_else(String::new, |first| first.content.chars().take(40).collect());
         let expected = format!("a conversation of at most {longest} tokens, the model's context");
         return Err(Error::Option { name: "fact", found, expected });
     }
@@ -307,7 +307,6 @@ fn train(
     let gguf = Gguf::parse_with(&new, &ReadOptions::default())?;
     // `alpha` is the rank: factors are in the program as they are in the file.
     let factor = |name: &str| (teaching.factor(name).unwrap_or(&[]), 1.0);
-    debug_assert!(gguf.tensors().iter().any(|tensor| tensor.name().ends_with(B)));
     let metadata = [("general.name", settings.name.as_str()), (FACTS, &Fact::to_json(facts))];
     let file = adapter::with_factors(&gguf, factor, &metadata)?;
     let (steps, is_learned) = (teaching.step_count(), teaching.is_learned());

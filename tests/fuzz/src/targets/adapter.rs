@@ -73,7 +73,8 @@ pub(super) const CHATS: &[&str] = &[
 ];
 
 fn error_of(error: &impl ToString) {
-    assert!(!error.to_string().is_empty());
+    let text = error.to_string();
+    assert!(!text.is_empty() && text.len() < 4096, "{text}");
 }
 
 /// Runs `base` with the adapter in `gguf`, if that is one for it.
@@ -128,10 +129,7 @@ impl Peft {
                 let gguf = Gguf::parse(&bytes).expect("what was converted can be read");
                 adapt(&self.base, &gguf);
             }
-            Err(error) => {
-                let text = error.to_string();
-                assert!(!text.is_empty() && text.len() < 4096, "{text}");
-            }
+            Err(error) => error_of(&error),
         }
     }
 }
@@ -202,11 +200,7 @@ pub(super) fn checkpoint(input: &[u8]) {
     let input = forged.as_deref().unwrap_or(input);
     let read = match Checkpoint::parse(input) {
         Ok(read) => read,
-        Err(error) => {
-            let text = error.to_string();
-            assert!(!text.is_empty() && text.len() < 4096, "{text}");
-            return;
-        }
+        Err(error) => return error_of(&error),
     };
     let numbers: Vec<Vec<f32>> = read.tensors().iter().map(|tensor| tensor.values().collect()).collect();
     for (tensor, numbers) in read.tensors().iter().zip(&numbers) {
