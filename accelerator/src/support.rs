@@ -1,7 +1,7 @@
 //! Programs that the kernels of GPUs cannot compute.
 
 use crate::error::{Error, Result};
-use shohin_core::model::program::{Experts, Op, TensorId, TensorRole};
+use shohin_core::model::program::{Activation, Experts, Op, TensorId, TensorRole};
 use shohin_core::model::{Program, alibi, depths};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Name};
@@ -30,6 +30,18 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
     if !program.alibi_slopes.is_empty() {
         return unsupported(alibi::REFUSED, program.alibi_slopes.len(), on_cpu);
     }
+    if program.rotations.len() > 1 || program.rotations.iter().any(|rope| 2 * rope.speeds().len() != d) {
+        return Err(Error::Operation {
+            found: "layers or parts of heads that are not rotated, or rotated by other angles",
+            expected: "the same rotation of whole heads in every layer; the CPU computes others",
+        });
+    }
+    if program.query_scale != 1.0 {
+        return Err(Error::Operation {
+            found: "scores with a scale of their own",
+            expected: "1 / sqrt(head_dim); the CPU computes others",
+        });
+    }
     if !program.routed_layers.is_empty() {
         return unsupported(depths::REFUSED, program.routed_layers.len(), on_cpu);
     }
@@ -40,6 +52,17 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             }
             Op::Experts(_) if !supported.experts => {
                 ("a mixture of experts", "one feed-forward block for all tokens; the CPU computes both")
+            }
+            Op::Bias { .. } => ("a bias", "products without; the CPU computes both"),
+            Op::Add { .. } => {
+                ("a norm after a product", "products that are added as they are; the CPU computes both")
+            }
+            Op::Scale { .. } => ("a factor of a stream", "none; the CPU computes both"),
+            Op::Gated { activation: Activation::GeluTanh | Activation::Relu2, .. } => {
+                ("an activation other than SiLU", "SiLU; the CPU computes all")
+            }
+            Op::Attention { window: Some(_), .. } => {
+                ("layers with a window", "layers that see all positions; the CPU computes both")
             }
             Op::RmsNorm { weight, .. } if !program.tensor(*weight).cols.is_multiple_of(32) => {
                 let cols = program.tensor(*weight).cols;
@@ -52,9 +75,9 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             | Op::Linear { .. }
             | Op::LinearAdd { .. }
             | Op::LinearSwiglu { .. }
-            | Op::Swiglu { .. }
+            | Op::Gated { activation: Activation::Silu, .. }
             | Op::RopeStore { .. }
-            | Op::Attention { .. }
+            | Op::Attention { window: None, .. }
             | Op::Select { .. }
             | Op::Merge { .. } => continue,
         };

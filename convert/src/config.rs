@@ -5,7 +5,7 @@ use crate::json::{need_whole, number, present, string, whole, wrong};
 use serde_json::Value;
 use shohin_core::ModelConfig;
 use shohin_core::gguf::{GgufWriter, Value as Metadata};
-use shohin_core::model::hugging_face::{Absent, Setting, SettingValue};
+use shohin_core::model::hugging_face::{Absent, FixedValue, Setting, SettingValue};
 use shohin_core::model::{Architecture, HuggingFace, Rope, RopeScaling};
 use std::collections::BTreeMap;
 
@@ -66,14 +66,21 @@ impl Config {
     /// Reads `config.json`, and sets the keys of the architecture.
     pub(crate) fn read(root: &Value, w: &mut GgufWriter) -> Result<Config, ConvertError> {
         let (architecture, folder) = named(root)?;
+        whole_rotation(root)?;
+        let settings = Settings::read(root, folder)?;
         for fixed in folder.fixed.iter().copied().flatten() {
-            let same = serde_json::from_str::<Value>(fixed.json).ok();
-            if let Some(value) = present(root, fixed.name).filter(|value| Some(*value) != same.as_ref()) {
+            let is_same = |value: &Value| match fixed.value {
+                FixedValue::Same(key) => *value == settings.whole(key),
+                FixedValue::Layers(_) => {
+                    let layers = value.as_array().map_or(0, Vec::len);
+                    *value == fixed_json(fixed.value, layers)
+                }
+                FixedValue::Json(_) => *value == fixed_json(fixed.value, 0),
+            };
+            if let Some(value) = present(root, fixed.name).filter(|value| !is_same(value)) {
                 return Err(wrong(fixed.name, Some(value), fixed.expected));
             }
         }
-        whole_rotation(root)?;
-        let settings = Settings::read(root, folder)?;
         let (head_dim, context) = (settings.whole("attention.key_length"), settings.whole(CONTEXT));
         if head_dim as usize > ModelConfig::MAX_HEAD_DIM {
             let (found, max) = (head_dim.into(), ModelConfig::MAX_HEAD_DIM as u64);
@@ -107,6 +114,22 @@ impl Config {
         Ok(config)
     }
 }
+
+/// What a folder of `layers` layers has as the only supported value of a setting, or null if that depends on others.
+pub(crate) fn fixed_json(value: FixedValue, layers: usize) -> Value {
+    let parse = |json| serde_json::from_str(json).unwrap_or_default();
+    match value {
+        FixedValue::Json(json) => parse(json),
+        FixedValue::Layers(of) => (0..layers).map(|layer| parse(of(layer))).collect(),
+        FixedValue::Same(_) => Value::Null,
+    }
+}
+
+/// The kinds of layers that have frequencies of their own, and where these are.
+pub(crate) const FULL_ATTENTION: &str = "full_attention";
+pub(crate) const WINDOWED: &str = "sliding_attention";
+pub(crate) const LOCAL_BASE: &str = "rope_local_base_freq";
+const WINDOWED_BASE: &str = "rope.freq_base_swa";
 
 /// The longest context, which is written as it is after scaling.
 const CONTEXT: &str = "context_length";
@@ -171,6 +194,7 @@ impl Settings {
         match setting.absent {
             Absent::Refused => None,
             Absent::False => Some(Metadata::Bool(false)),
+            Absent::One => Some(Metadata::F32(1.0)),
             Absent::Same(key) => self.get(key),
             Absent::Quotient(dividend, divisor) => {
                 let [dividend, divisor] = [dividend, divisor].map(|key| self.whole(key));
@@ -244,7 +268,29 @@ fn rope(
     key: &dyn Fn(&str) -> String,
     w: &mut GgufWriter,
 ) -> Result<Vec<(&'static str, Vec<f32>)>, ConvertError> {
-    let found = scaling(root);
+    let mut found = scaling(root);
+    // Of models with two kinds of layers; the others are not scaled.
+    if let Some((_, kinds)) = found
+        && let Some(full) = present(kinds, FULL_ATTENTION)
+    {
+        let windowed = present(kinds, WINDOWED).unwrap_or(&Value::Null);
+        match string(windowed, "rope_type")? {
+            None | Some("default") => {}
+            Some(_) => {
+                return Err(wrong(
+                    "rope_parameters.sliding_attention.rope_type",
+                    windowed.get("rope_type"),
+                    "default",
+                ));
+            }
+        }
+        if let Some(base) = number(windowed, "rope_theta")? {
+            w.set(&key(WINDOWED_BASE), base)?;
+        }
+        found = Some(("rope_parameters.full_attention", full));
+    } else if let Some(base) = number(root, LOCAL_BASE)? {
+        w.set(&key(WINDOWED_BASE), base)?;
+    }
     let base = match found.map(|(_, scaling)| number(scaling, "rope_theta")).transpose()?.flatten() {
         None => number(root, "rope_theta")?,
         base => base,

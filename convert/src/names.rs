@@ -12,6 +12,7 @@ pub(crate) struct InGguf {
     /// Its place in that tensor, if it is a matrix of an expert.
     pub(crate) expert: Option<u32>,
     pub(crate) order: RowOrder,
+    pub(crate) plus: f32,
 }
 
 /// The router of a mixture of experts, whose weights stay floats.
@@ -34,7 +35,7 @@ pub(crate) fn to_gguf(name: &str, config: &Config) -> Result<Option<InGguf>, Con
         return Ok(None);
     }
     let name = filled(found.gguf, &numbers);
-    Ok(Some(InGguf { name, expert: numbers.get(1).copied(), order: found.order }))
+    Ok(Some(InGguf { name, expert: numbers.get(1).copied(), order: found.order, plus: found.plus }))
 }
 
 /// [`to_gguf`] of the weights of a module.
@@ -42,16 +43,16 @@ pub(crate) fn module_to_gguf(module: &str, config: &Config) -> Result<Option<InG
     to_gguf(&format!("{module}.weight"), config)
 }
 
-/// The names in a folder of the `count` matrices of tensor `name` of a GGUF file, and the order of their rows.
+/// The names in a folder of the `count` matrices of tensor `name` of a GGUF file, and its row of the table.
 pub(crate) fn to_folder(
     folder: &'static HuggingFace,
     name: &str,
     count: usize,
-) -> Result<(Vec<String>, RowOrder), ConvertError> {
+) -> Result<(Vec<String>, &'static TensorName), ConvertError> {
     let unknown = || ConvertError::tensor(name, "is not part of this architecture");
     let (found, numbers) = find(folder, name, |tensor| tensor.gguf).ok_or_else(unknown)?;
     let of_expert = |expert| filled(found.folder, &[numbers.as_slice(), &[expert as u32]].concat());
-    Ok(((0..count).map(of_expert).collect(), found.order))
+    Ok(((0..count).map(of_expert).collect(), found))
 }
 
 const OUTPUT: &str = "output.weight";

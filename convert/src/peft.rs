@@ -253,7 +253,7 @@ fn write(
             ConvertError::tensor(name, problem)
         };
         let (gguf, order) = match module_to_gguf(path, base)? {
-            Some(InGguf { name, expert: None, order })
+            Some(InGguf { name, expert: None, order, .. })
                 if !name.ends_with("norm.weight") && name.starts_with("blk.") && !is_router(&name) =>
             {
                 (name, order)

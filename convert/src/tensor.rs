@@ -168,7 +168,9 @@ pub(crate) fn of_modules<'f>(
     let mut all = Vec::new();
     let mut experts: BTreeMap<String, BTreeMap<u32, Module<'f>>> = BTreeMap::new();
     for module in modules {
-        let Some(InGguf { name, expert, order }) = names::to_gguf(&module.name, config)? else { continue };
+        let Some(InGguf { name, expert, order, plus }) = names::to_gguf(&module.name, config)? else {
+            continue;
+        };
         if let Some(expert) = expert {
             experts.entry(name).or_default().insert(expert, module);
             continue;
@@ -178,7 +180,7 @@ pub(crate) fn of_modules<'f>(
             None => Order::Same,
             Some(head) => Order::SideBySide(head),
         };
-        let matrices = vec![weights];
+        let matrices = vec![if plus == 0.0 { weights } else { weights.plus(plus, rows * cols)? }];
         all.push(Tensor { name, rows, cols, vector, matrices, order, shared: None, deltas: Vec::new() });
     }
     for (name, experts) in experts {
@@ -262,12 +264,18 @@ pub(crate) fn to_folder<'f>(
     let heads = [config.num_attention_heads as u32, config.num_kv_heads as u32];
     let mut all = Vec::new();
     for tensor in of_gguf(gguf)?.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
-        let (theirs, order) = names::to_folder(folder, &tensor.name, tensor.matrices.len())?;
-        let order = match head_rows(order, &tensor.name, tensor.rows, heads)? {
+        let (theirs, row) = names::to_folder(folder, &tensor.name, tensor.matrices.len())?;
+        let order = match head_rows(row.order, &tensor.name, tensor.rows, heads)? {
             None => Order::Same,
             Some(head) => Order::Halves(head),
         };
         let rows = tensor.rows_each();
+        let mut tensor = tensor;
+        if row.plus != 0.0 {
+            let weights =
+                tensor.matrices.into_iter().map(|weights| weights.plus(-row.plus, rows * tensor.cols));
+            tensor.matrices = weights.collect::<Result<_, _>>()?;
+        }
         let matrices = theirs.into_iter().zip(tensor.matrices);
         all.extend(matrices.map(|(name, weights)| {
             let deltas = Vec::new();
@@ -294,6 +302,17 @@ fn one_by_one<'f>(
         }
         None => Weights::Stored(float(name, tensor.dtype)?, tensor.data),
     })
+}
+
+impl<'f> Weights<'f> {
+    /// The `len` numbers of a vector, and `plus` added to each.
+    fn plus(self, plus: f32, len: usize) -> Result<Weights<'f>, ConvertError> {
+        let Weights::Stored(format, data) = self else { return Ok(self) };
+        let mut values = vec![0.0; len];
+        quant::unpack(format, data, &mut values)?;
+        values.iter_mut().for_each(|value| *value += plus);
+        Ok(Weights::Computed(values))
+    }
 }
 
 impl<'f> Tensor<'f> {

@@ -1,6 +1,8 @@
 //! A model as a Hugging Face folder: `config.json`, the tokenizer's files and `model.safetensors`.
 
-use crate::config::{ROPE_FACTORS, folder_of, rope_factors};
+use crate::config::{
+    FULL_ATTENTION, LOCAL_BASE, ROPE_FACTORS, WINDOWED, fixed_json, folder_of, rope_factors,
+};
 use crate::error::{ConvertError, Result};
 use crate::file_type::FileType;
 use crate::folder::{NAME, WEIGHTS, parts_of_model};
@@ -13,7 +15,7 @@ use crate::{pooling, tokenizer};
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use serde_json::{Map, Value, json};
 use shohin_core::gguf::Gguf;
-use shohin_core::model::hugging_face::SettingValue;
+use shohin_core::model::hugging_face::{FixedValue, HuggingFace, Setting, SettingValue};
 use shohin_core::model::{ModelConfig, RopeScaling};
 use shohin_core::quant::WeightClass;
 use shohin_core::{Format, Tokenizer};
@@ -225,6 +227,20 @@ fn number(x: f32) -> Value {
     x.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
+fn setting_value(setting: &Setting, config: &ModelConfig) -> Value {
+    match setting.value {
+        SettingValue::Whole(of) => of(config).into(),
+        SettingValue::Number(of) => number(of(config)),
+        SettingValue::Flag(of) => of(config).into(),
+    }
+}
+
+/// The value of the setting with this key in GGUF files.
+fn value_of(folder: &HuggingFace, key: &str, config: &ModelConfig) -> Value {
+    let mut settings = folder.settings.iter().copied().flatten();
+    settings.find(|setting| setting.key == key).map_or(Value::Null, |setting| setting_value(setting, config))
+}
+
 fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<Value, ConvertError> {
     let folder = folder_of(config)?;
     let mut root = json!({
@@ -237,15 +253,17 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
         "vocab_size": config.vocab_size,
     });
     for fixed in folder.fixed.iter().copied().flatten().filter(|fixed| fixed.written) {
-        root[fixed.name] = serde_json::from_str(fixed.json).unwrap_or_default();
+        root[fixed.name] = match fixed.value {
+            FixedValue::Same(key) => value_of(folder, key, config),
+            value => fixed_json(value, config.num_layers),
+        };
     }
     for setting in folder.settings.iter().copied().flatten() {
         let Some(name) = setting.names.first() else { continue };
-        root[name] = match setting.value {
-            SettingValue::Whole(of) => of(config).into(),
-            SettingValue::Number(of) => number(of(config)),
-            SettingValue::Flag(of) => of(config).into(),
-        };
+        root[name] = setting_value(setting, config);
+    }
+    if let Some(windowed) = config.layers.rotary {
+        root[LOCAL_BASE] = number(windowed.base);
     }
     let (rotary, max_bias) = (config.positions.frequencies(), config.positions.max_alibi_bias());
     if max_bias > 0.0 {
@@ -310,6 +328,14 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
     if let Some(mut scaling) = scaling {
         scaling["rope_theta"] = number(rotary.base);
         root["rope_scaling"] = scaling;
+    }
+    if let Some(windowed) = config.layers.rotary {
+        let full = match root.as_object_mut().and_then(|root| root.remove("rope_scaling")) {
+            Some(scaling) => scaling,
+            None => json!({ "rope_type": "default", "rope_theta": number(rotary.base) }),
+        };
+        let windowed = json!({ "rope_type": "default", "rope_theta": number(windowed.base) });
+        root["rope_parameters"] = json!({ FULL_ATTENTION: full, WINDOWED: windowed });
     }
     // The folder may have another.
     if let Some(name) = gguf.metadata().str("general.name")? {

@@ -152,13 +152,13 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// The path of the module that `pair` adapts, and the order of its rows in a folder.
 fn module(pair: &LoraPair<'_>, base: &Config) -> Result<(String, Order), ConvertError> {
-    let (folder, order) = names::to_folder(base.folder, pair.name, 1)?;
+    let (folder, row) = names::to_folder(base.folder, pair.name, 1)?;
     let module = folder.first().and_then(|name| name.strip_suffix(".weight"));
     let known = module.map(|module| module_to_gguf(module, base)).transpose()?.flatten();
     let (Some(module), Some(_)) = (module, known.filter(|known| known.expert.is_none())) else {
         return Err(ConvertError::tensor(pair.name, "is of a module that cannot be adapted"));
     };
-    let order = match head_rows(order, pair.name, pair.b.rows(), [base.heads, base.kv_heads])? {
+    let order = match head_rows(row.order, pair.name, pair.b.rows(), [base.heads, base.kv_heads])? {
         None => Order::Same,
         Some(head) => Order::Halves(head),
     };

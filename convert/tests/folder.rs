@@ -13,11 +13,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-const FOLDERS: [(&str, Format); 7] = [
+const FOLDERS: [(&str, Format); 12] = [
     ("qwen3", Format::Bf16),
     ("qwen3moe", Format::Bf16),
     ("llama3", Format::Bf16),
     ("llama", Format::F16),
+    ("qwen2", Format::Bf16),
+    ("smollm3", Format::Bf16),
+    ("granite", Format::Bf16),
+    ("gemma3", Format::Bf16),
+    ("bitnet", Format::Bf16),
     ("mlx-1bit", Format::Q1_0),
     ("mlx-2bit", Format::Pq2_0),
     ("mlx-4bit", Format::Q4_1),
@@ -1166,8 +1171,8 @@ fn damaged_folders_are_refused_by_name() {
         (
             "qwen3",
             "config.json",
-            Box::new(replaced("Qwen3For", "Gemma3For")),
-            "architectures is \"Gemma3ForCausalLM\"",
+            Box::new(replaced("Qwen3For", "Gemma4For")),
+            "architectures is \"Gemma4ForCausalLM\"",
         ),
         (
             "qwen3",

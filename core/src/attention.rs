@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use core::fmt;
+use core::num::NonZeroU32;
 use core::ops::Range;
 use core::str::FromStr;
 
@@ -84,6 +85,29 @@ impl AttentionPattern {
             AttentionPattern::Dilated { blocks, step: apart }
             | AttentionPattern::Strided { blocks, stride: apart } => blocks > 0 && apart > 0,
             AttentionPattern::BigBird { blocks, random, .. } => blocks > 0 && random <= MAX_RANDOM,
+        }
+    }
+
+    /// This pattern in a layer whose tokens see the last `window` positions only, if there is a window. Of two windows the smaller
+    /// counts, without the first positions that only one of them shows.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for block patterns in such a layer.
+    pub fn within(self, window: Option<NonZeroU32>) -> Result<Self, Error> {
+        let Some(of_layer) = window.map(NonZeroU32::get) else { return Ok(self) };
+        match self {
+            AttentionPattern::Full => Ok(AttentionPattern::Window { window: of_layer, sinks: 0 }),
+            AttentionPattern::Window { window, .. } if window >= of_layer => {
+                Ok(AttentionPattern::Window { window: of_layer, sinks: 0 })
+            }
+            AttentionPattern::Window { window, .. } => Ok(AttentionPattern::Window { window, sinks: 0 }),
+            AttentionPattern::Dilated { .. }
+            | AttentionPattern::Strided { .. }
+            | AttentionPattern::BigBird { .. } => Err(error!(Option {
+                what: "attention pattern",
+                found: 0.0,
+                expected: "full or window:POSITIONS for a model with windows of its own",
+            })),
         }
     }
 

@@ -125,17 +125,23 @@ impl Rows<'_> {
     }
 }
 
-/// The tokens of rows, and the cosines and then the sines of their positions' angles `(rows, head_dim)`.
+/// The tokens of rows, and for each of [`Program::rotations`] the cosines and then the sines of their positions' angles,
+/// `(rotations, rows, head_dim)`. Pairs that are not rotated have the angle 0.
 pub fn tokens_and_angles(program: &Program, segments: &[Segment<'_>]) -> (Vec<u32>, Vec<f32>) {
     let d = program.heads.dim;
     let (mut tokens, mut angles) = (Vec::new(), Vec::new());
     for segment in segments {
         tokens.extend_from_slice(segment.tokens);
-        for position in segment.position..segment.position + segment.tokens.len() {
-            let at = angles.len();
-            angles.resize(at + d, 0.0);
-            let (cos, sin) = angles[at..].split_at_mut(d / 2);
-            program.rope.angles(position, cos, sin);
+    }
+    for rope in &program.rotations {
+        for segment in segments {
+            for position in segment.position..segment.position + segment.tokens.len() {
+                let at = angles.len();
+                angles.resize(at + d / 2, 1.0);
+                angles.resize(at + d, 0.0);
+                let (cos, sin) = angles[at..].split_at_mut(d / 2);
+                rope.angles(position, cos, sin);
+            }
         }
     }
     (tokens, angles)

@@ -76,7 +76,10 @@ pub(crate) fn together(program: &Program, layouts: &[Option<PackedFormat>]) -> V
             Op::Experts(e) => of_experts.extend([e.router, e.gate, e.up, e.down]),
             Op::Embed { .. }
             | Op::RmsNorm { .. }
-            | Op::Swiglu { .. }
+            | Op::Gated { .. }
+            | Op::Bias { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Exchange(_)

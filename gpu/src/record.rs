@@ -97,12 +97,17 @@ fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
         Op::Linear { outputs, .. } => {
             outputs.iter().map(|(tensor, out)| (*out, rows(*tensor), true)).collect()
         }
-        Op::Swiglu { gate, up } => vec![(*gate, program.cols(*up), true)],
+        Op::Gated { gate, up, .. } => vec![(*gate, program.cols(*up), true)],
         Op::LinearAdd { weight, to, .. } => vec![(*to, rows(*weight), true)],
         Op::LinearSwiglu { gate, out, .. } => vec![(*out, rows(*gate), true)],
-        Op::RopeStore { .. } | Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {
-            Vec::new()
-        }
+        Op::RopeStore { .. }
+        | Op::Bias { .. }
+        | Op::Add { .. }
+        | Op::Scale { .. }
+        | Op::Experts(_)
+        | Op::Select { .. }
+        | Op::Merge { .. }
+        | Op::Exchange(_) => Vec::new(),
         Op::Attention { out, .. } => vec![(*out, program.heads.query * program.heads.dim, false)],
     }
 }
@@ -150,7 +155,7 @@ fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activat
                 found.push(Access::Writes);
             }
         }
-        Op::Swiglu { gate, up } => {
+        Op::Gated { gate, up, .. } => {
             if *up == buffer {
                 found.push(floats());
             }
@@ -472,18 +477,24 @@ impl Recorder<'_> {
                 let pair = self.product(gate, x, Output::Swiglu, &self.own(out, cols)?)?;
                 self.whole(out, cols, needs, pair)?
             }
-            Op::Swiglu { gate, up } => {
+            Op::Gated { gate, up, .. } => {
                 let cols = self.program.cols(up);
                 let [to, from] = [self.plain(gate, cols)?, self.plain(up, cols)?];
                 self.whole(gate, cols, needs, Pair::same(kernel::gate(self.gpu(), cols, &to, &from)))?
             }
-            Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {
+            Op::Bias { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Experts(_)
+            | Op::Select { .. }
+            | Op::Merge { .. }
+            | Op::Exchange(_) => {
                 return Err(Error::Operation {
                     found: "an operation that is refused when the model is uploaded",
                     expected: "a supported one",
                 });
             }
-            Op::RopeStore { layer, q, k, v, norm, eps } => {
+            Op::RopeStore { layer, q, k, v, norm, eps, .. } => {
                 let norm = norm.map(|QkNorm { q, k }| {
                     Ok::<_, Error>([self.model.vector(q)?.clone(), self.model.vector(k)?.clone()])
                 });
@@ -496,7 +507,7 @@ impl Recorder<'_> {
                 }
                 return Ok(Lowered::Cache(CacheOp::RopeStore { layer, qkv, norm: norm.transpose()?, eps }));
             }
-            Op::Attention { layer, q, out } => {
+            Op::Attention { layer, q, out, .. } => {
                 let q = self.view(q)?;
                 self.written(out, self.program.heads.query * self.program.heads.dim);
                 let outs = needs.iter().map(|&need| self.scratch.acts(out, need)).collect::<Result<_>>()?;

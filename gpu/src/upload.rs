@@ -236,7 +236,10 @@ fn combined(program: &Program, op: &Op) -> Vec<(Vec<TensorId>, usize)> {
         Op::LinearSwiglu { gate, up, .. } => vec![(vec![*gate, *up], 2)],
         Op::RmsNorm { .. }
         | Op::Experts(_)
-        | Op::Swiglu { .. }
+        | Op::Gated { .. }
+        | Op::Bias { .. }
+        | Op::Add { .. }
+        | Op::Scale { .. }
         | Op::RopeStore { .. }
         | Op::Attention { .. }
         | Op::Select { .. }
@@ -697,10 +700,10 @@ mod tests {
             let config = ModelConfig::from_gguf(&gguf).unwrap().for_context(context);
             BonsaiModel::with_config(&gguf, config).unwrap()
         };
-        assert_ne!(expected(8).program().rope, expected(9).program().rope);
+        assert_ne!(expected(8).program().rotations, expected(9).program().rotations);
         for context in [8, 9, 64] {
-            assert_eq!(upload(Some(context)).program.rope, expected(context).program().rope);
+            assert_eq!(upload(Some(context)).program.rotations, expected(context).program().rotations);
         }
-        assert_eq!(upload(None).program.rope, expected(64).program().rope);
+        assert_eq!(upload(None).program.rotations, expected(64).program().rotations);
     }
 }

@@ -215,17 +215,20 @@ impl<D: Driver> Lowering<'_, D> {
                 expected: "a whole one",
             }),
             Op::Experts(ref experts) => self.experts(experts),
-            Op::Swiglu { gate, up } => {
+            Op::Gated { gate, up, .. } => {
                 let [from, to] = [up, gate].map(|id| self.scratch.floats(id));
                 let kernel = self.kernels.gate(self.model.program().cols(up), to, from)?;
                 self.steps.push(Step::Any(kernel));
                 self.fresh[gate.index()] = false;
                 Ok(())
             }
+            Op::Bias { .. } | Op::Add { .. } | Op::Scale { .. } => {
+                Err(Error::Operation { found: "a bias or a factor", expected: "none; the CPU computes them" })
+            }
             Op::Select { .. } | Op::Merge { .. } => {
                 Err(Error::Operation { found: "a mixture of depths", expected: "blocks that no token skips" })
             }
-            Op::RopeStore { layer, q, k, v, norm, eps } => {
+            Op::RopeStore { layer, q, k, v, norm, eps, .. } => {
                 let norm = norm.map(|QkNorm { q, k }| {
                     Ok::<_, Error>([self.model.vector(q)?.clone(), self.model.vector(k)?.clone()])
                 });
@@ -245,7 +248,7 @@ impl<D: Driver> Lowering<'_, D> {
                 }));
                 Ok(())
             }
-            Op::Attention { layer, q, out } => {
+            Op::Attention { layer, q, out, .. } => {
                 let heads = &self.model.program().heads;
                 let combine =
                     self.kernels.attention_combine(heads, &self.scratch.parts, self.scratch.floats(out))?;

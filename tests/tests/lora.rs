@@ -137,7 +137,7 @@ fn only_adapted_matrices_take_operations() {
     for (block, before) in all.blocks.iter().zip(&base.blocks) {
         assert_eq!(all.body[*block], base.body[*before]);
     }
-    let swiglu = |op: &&Op| matches!(op, Op::Swiglu { .. });
+    let swiglu = |op: &&Op| matches!(op, Op::Gated { .. });
     assert_eq!(all.body.iter().filter(swiglu).count(), 0);
     assert_eq!(with(&["blk.1.ffn_up"]).body.iter().filter(swiglu).count(), 1);
     let error = with(&["blk."]).split(Split::Tensor(2), 0).unwrap_err();

@@ -316,7 +316,9 @@ impl<'p> Steps<'p> {
     fn sweep(&mut self, tensors: &[Tensor<'_>], batch: &Batch<'_>, sweep: Sweep<'_>) -> head::Outcome {
         let rows = batch.tokens.len();
         let longest = batch.lengths.iter().copied().max().unwrap_or(0);
-        self.angles.extend(&self.program.rope, longest);
+        if let [rope, ..] = &self.program.rotations[..] {
+            self.angles.extend(rope, longest);
+        }
         self.positions.clear();
         for len in batch.lengths {
             self.positions.extend(0..*len as u32);

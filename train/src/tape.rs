@@ -11,7 +11,8 @@ use core::ops::Range;
 
 use heapless::Vec as ArrayVec;
 use shohin_core::error::Name;
-use shohin_core::model::program::{self, BufferId, Op, Program, TensorId};
+use shohin_core::model::Rope;
+use shohin_core::model::program::{self, Activation, BufferId, Op, Program, TensorId};
 use shohin_core::{Error, Result};
 
 /// A value of a [`Tape`]: an index into [`Tape::values`].
@@ -381,11 +382,11 @@ impl Lowering<'_> {
                 let up = self.linear(x, *up, *out);
                 self.swiglu(gate, up, *out);
             }
-            Op::Swiglu { gate: buffer, up } => {
+            Op::Gated { activation: Activation::Silu, gate: buffer, up } => {
                 let (gate, up) = (self.read(*buffer)?, self.read(*up)?);
                 self.swiglu(gate, up, *buffer);
             }
-            Op::RopeStore { layer, q, k, v, norm, eps } => {
+            Op::RopeStore { layer, rotation: 0, q, k, v, norm, eps } if self.rotates_whole_heads() => {
                 let norms = [norm.map(|norm| norm.q), norm.map(|norm| norm.k)];
                 for (buffer, norm) in [*q, *k].into_iter().zip(norms) {
                     let (x, eps) = (self.read(buffer)?, *eps);
@@ -396,7 +397,7 @@ impl Lowering<'_> {
                 self.cache.retain(|(of, _)| of != layer);
                 self.cache.push((*layer, stored));
             }
-            Op::Attention { layer, q, out } => {
+            Op::Attention { layer, window: None, q, out } => {
                 let q = self.read(*q)?;
                 let stored = self.cache.iter().find(|(of, _)| of == layer).map(|(_, stored)| *stored);
                 let unwritten = || refused("attention to a layer without keys", "a valid program");
@@ -407,12 +408,30 @@ impl Lowering<'_> {
                 self.push(*out, cols, &[q, k, v], None, |out| Node::Attention { q, k, v, out, lse });
             }
             Op::Experts(experts) => self.experts(experts)?,
+            Op::Bias { .. } | Op::Add { .. } | Op::Scale { .. } | Op::Gated { .. } => {
+                return Err(refused(
+                    "training a model with biases, factors or another activation than SiLU",
+                    "one without",
+                ));
+            }
+            Op::RopeStore { .. } | Op::Attention { .. } => {
+                return Err(refused(
+                    "training a model whose layers differ",
+                    "one rotation, no windows, and the usual scale of scores",
+                ));
+            }
             Op::Select { .. } | Op::Merge { .. } => {
                 return Err(refused("a mixture of depths", "blocks that all tokens take part in"));
             }
             Op::Exchange(_) => return Err(refused("a split program", "a program of one rank")),
         }
         Ok(())
+    }
+
+    /// Whether heads are rotated as a whole, and scores have the usual scale.
+    fn rotates_whole_heads(&self) -> bool {
+        let whole = |rope: &Rope| 2 * rope.speeds().len() == self.program.heads.dim;
+        self.program.rotations.iter().all(whole) && self.program.query_scale == 1.0
     }
 
     fn experts(&mut self, experts: &program::Experts) -> Result<()> {

@@ -388,14 +388,18 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         // A batch has at least one row of each.
         let Scratch { current: CurrentRows { cos, sin, .. }, key, .. } =
             self.plan.take(&mut Arena::new(self.memory.bytes()))?;
-        let (cos, sin) = (&mut cos[..d / 2], &mut sin[..d / 2]);
-        program.rope.angles_back(drop, cos, sin);
-        let (cos, sin) = (&*cos, &*sin);
         cache.own(keep..len, len)?;
         for layer in 0..program.layers {
             let [to, from, end] = [keep, keep + drop, len].map(|position| cache.stored(layer, position));
             let (to, from, key) = (to?, from?..end?, &mut *key);
             let by = from.start - to;
+            let rope = program
+                .rotation(layer)
+                .ok_or(error!(Device { problem: "a layer of the cache without keys" }))?;
+            let pairs = rope.speeds().len().min(d / 2);
+            let (cos, sin) = (&mut cos[..pairs], &mut sin[..pairs]);
+            rope.angles_back(drop, cos, sin);
+            let (cos, sin) = (&*cos, &*sin);
             with_codec!(cache.format, C => {
                 let mut cache = cache.storage::<C>()?;
                 dispatch(isa, Shift { cache: &mut cache, layer, from, by, pairing, cos, sin, key });

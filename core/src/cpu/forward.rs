@@ -3,8 +3,8 @@
 
 use super::cache::CpuCache;
 use super::context::Context;
-use super::op::{attention, embed, exchange, experts, linear, rmsnorm, select, swiglu};
-use super::scratch::Scratch;
+use super::op::{attention, elementwise, embed, exchange, experts, gated, linear, rmsnorm, select};
+use super::scratch::{CurrentRows, Scratch};
 use crate::error::{Error, Result};
 use crate::model::program::Op;
 use crate::model::weights::ModelBytes;
@@ -19,11 +19,13 @@ pub(super) fn body<B: ModelBytes>(
 ) -> Result<()> {
     let program = context.weights.program();
     let half = program.heads.dim / 2;
-    for Segment { row, tokens, position, .. } in rows.segments() {
-        for t in 0..tokens.len() {
-            let angles = (row + t) * half..(row + t + 1) * half;
-            let (cos, sin) = (&mut scratch.current.cos[angles.clone()], &mut scratch.current.sin[angles]);
-            program.rope.angles(position + t, cos, sin);
+    for (i, rope) in program.rotations.iter().enumerate() {
+        let CurrentRows { cos, sin, rotation_len, .. } = &mut scratch.current;
+        for Segment { row, tokens, position, .. } in rows.segments() {
+            for t in 0..tokens.len() {
+                let at = i * *rotation_len + (row + t) * half;
+                rope.angles(position + t, &mut cos[at..at + half], &mut sin[at..at + half]);
+            }
         }
     }
     program.body.iter().enumerate().try_for_each(|(i, op)| match (op, scratch.current.taking_part) {
@@ -69,7 +71,13 @@ fn run<B: ModelBytes>(
 ) -> Result<()> {
     let n = scratch.current.taking_part.unwrap_or(rows.len());
     match *op {
-        Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Swiglu { .. }
+        Op::Experts(_)
+        | Op::Select { .. }
+        | Op::Merge { .. }
+        | Op::Gated { .. }
+        | Op::Bias { .. }
+        | Op::Add { .. }
+        | Op::Scale { .. }
             if !cfg!(feature = "variants") =>
         {
             Err(error!(Device { problem: "this build lacks the feature `variants`" }))
@@ -79,14 +87,23 @@ fn run<B: ModelBytes>(
         Op::Linear { x, ref outputs } => linear::run(context, x, outputs, n, scratch),
         Op::LinearAdd { x, weight, to } => linear::add(context, x, weight, to, n, scratch),
         Op::LinearSwiglu { x, gate, up, out } => linear::swiglu(context, x, [gate, up], out, n, scratch),
-        Op::Swiglu { gate, up } => swiglu::run(context, gate, up, n, scratch),
+        Op::Gated { activation, gate, up } => gated::run(context, activation, (gate, up), n, scratch),
+        Op::Bias { x, bias } => {
+            elementwise::bias(context, x, bias, n, scratch);
+            Ok(())
+        }
+        Op::Add { x, to, cols } => elementwise::add(x, to, n * cols, scratch),
+        Op::Scale { x, cols, factor } => {
+            elementwise::scale(x, factor, n * cols, scratch);
+            Ok(())
+        }
         Op::Experts(ref op) => experts::run(context, op, n, scratch),
-        Op::RopeStore { layer, q, k, v, norm, eps } => {
-            let heads = attention::Heads { layer, buffers: [q, k, v], norm, eps };
+        Op::RopeStore { layer, rotation, q, k, v, norm, eps } => {
+            let heads = attention::Heads { layer, rotation, buffers: [q, k, v], norm, eps };
             attention::store(context, heads, n, rows, caches, scratch)
         }
-        Op::Attention { layer, q, out } => {
-            attention::attend(context, layer, (q, out), n, rows, caches, scratch)
+        Op::Attention { layer, window, q, out } => {
+            attention::attend(context, (layer, window), (q, out), n, rows, caches, scratch)
         }
         Op::Select { layer, x, router, out } => {
             select::select(context, layer, (x, router, out), rows, caches, scratch)

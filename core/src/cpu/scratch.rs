@@ -29,8 +29,9 @@ pub(super) struct ScratchPlan {
     delta: usize,
     /// The second half of gated products, `(batch, widest)`.
     up: usize,
-    /// Cosines and sines, each `(batch, head_dim / 2)`.
+    /// Cosines and sines, each `(rotations, batch, head_dim / 2)`.
     angles: usize,
+    rotations: usize,
     /// The weights of routers, `(batch)`, and the angles of the rows that take part in a block.
     gates: usize,
     routed_angles: usize,
@@ -107,7 +108,8 @@ impl ScratchPlan {
             buffers,
             delta: each(delta),
             up: each(up),
-            angles: each(program.heads.dim / 2),
+            angles: each(program.heads.dim / 2).saturating_mul(program.rotations.len()),
+            rotations: program.rotations.len(),
             gates: routed(1),
             routed_angles: routed(program.heads.dim / 2),
             key: program.heads.dim,
@@ -153,6 +155,7 @@ impl ScratchPlan {
             current: CurrentRows {
                 cos: arena.take(self.angles)?,
                 sin: arena.take(self.angles)?,
+                rotation_len: self.angles / self.rotations.max(1),
                 gates: arena.take(self.gates)?,
                 taking_part: None,
                 routed_cos: arena.take(self.routed_angles)?,
@@ -212,9 +215,11 @@ pub(super) struct Inputs<'b> {
 /// The rows that operations compute: all of a batch, or in a [block that tokens skip](crate::model::depths) those that
 /// take part.
 pub(super) struct CurrentRows<'b> {
-    /// Cosines and sines of their positions, each `(batch, head_dim / 2)`.
+    /// Cosines and sines of their positions, each `(rotations, batch, head_dim / 2)`.
     pub(super) cos: &'b mut [f32],
     pub(super) sin: &'b mut [f32],
+    /// Elements of a rotation's cosines.
+    pub(super) rotation_len: usize,
     /// The router's weight of each row that takes part in a block, and 0 of the others, `(batch)`; empty without routers.
     pub(super) gates: &'b mut [f32],
     /// How many rows take part in the current block; `None` if no token skips it.

@@ -5,11 +5,12 @@ use alloc::vec::Vec;
 
 use heapless::Vec as ArrayVec;
 
-use super::config::{ExpertsConfig, ModelConfig};
+use super::config::{ExpertsConfig, LayerKinds, ModelConfig};
 use super::names::tensor_name;
-use super::positions::{RopeFactors, Rotary};
+use super::positions::{Positions, RopeFactors, Rotary};
 use super::program::{
-    BufferId, Experts, Heads, MAX_OUTPUTS, Op, Program, QkNorm, RopePairing, TensorId, TensorRole, TensorSpec,
+    Activation, BufferId, Experts, MAX_OUTPUTS, Op, Program, QkNorm, RopePairing, TensorId, TensorRole,
+    TensorSpec,
 };
 use super::rope::{Rope, RopeScaling};
 use super::{alibi, depths};
@@ -22,12 +23,27 @@ pub struct Builder {
     eps: f32,
     /// The current layer, if there is one.
     layer: Option<usize>,
+    /// The rotations of layers with a window, and of those without one.
+    windowed: usize,
+    unrotated: usize,
 }
 
 impl Builder {
-    /// Starts a program. `eps` applies to every norm.
-    pub fn new(heads: Heads, rope: Rope, pairing: RopePairing, eps: f32) -> Builder {
+    /// Starts a program of a model with `config`, with its positions: the tensors of the file that the frequencies of the
+    /// rotary embedding can be divided by, and the slopes of ALiBi.
+    pub fn new(config: &ModelConfig, pairing: RopePairing) -> Builder {
         let none = BufferId::at(0);
+        let LayerKinds { rotary, unrotated, .. } = &config.layers;
+        let mut rotations = Vec::from([config.positions.rope(config.rotated_len())]);
+        let mut add = |rope| {
+            rotations.push(rope);
+            rotations.len() - 1
+        };
+        let windowed = match *rotary {
+            Some(rotary) => add(Positions::Rotary(rotary).rope(config.rotated_len())),
+            None => 0,
+        };
+        let unrotated = if unrotated.is_empty() { 0 } else { add(Rope::none(0)) };
         let program = Program {
             tensors: Vec::new(),
             buffers: Vec::new(),
@@ -43,17 +59,20 @@ impl Builder {
             divided_vocab: None,
             layers: 0,
             routed_layers: Vec::new(),
-            heads,
-            rope,
+            heads: config.heads(),
+            rotations,
             rope_factors: None,
             pairing,
+            query_scale: config.scales.of_queries(config.head_dim),
             alibi_slopes: Vec::new(),
         };
-        Builder { program, eps, layer: None }
+        let mut builder = Builder { program, eps: config.rms_norm_eps, layer: None, windowed, unrotated };
+        builder.positions(config);
+        builder
     }
 
     fn tensor(&mut self, name: &str, rows: usize, cols: usize, role: TensorRole) -> TensorId {
-        let name = tensor_name(self.layer, name);
+        let name = tensor_name(self.layer, name, ".weight");
         self.program.tensors.push(TensorSpec { name, rows, cols, role, matrices: 1, read: 1 });
         TensorId::at(self.program.tensors.len() - 1)
     }
@@ -66,14 +85,12 @@ impl Builder {
         id
     }
 
-    /// Adds the tensors of the file that the frequencies of the rotary embedding can be divided by, and the slopes of
-    /// ALiBi, as `config` says.
-    pub fn positions(&mut self, config: &ModelConfig) {
+    fn positions(&mut self, config: &ModelConfig) {
         let max_bias = config.positions.max_alibi_bias();
         if cfg!(feature = "variants") && max_bias > 0.0 {
             self.program.alibi_slopes = alibi::slopes(config.num_attention_heads, max_bias);
         }
-        let pairs = self.program.heads.dim / 2;
+        let pairs = config.rotated_len() / 2;
         let mut factors = |name| self.tensor(name, 1, pairs, TensorRole::Vector);
         let Rotary { scaling, factors: found, .. } = config.positions.frequencies();
         self.program.rope_factors = match found {
@@ -132,8 +149,13 @@ impl Builder {
 
     /// `x / rms(x) * weight`
     pub fn rmsnorm(&mut self, x: Stream, name: &str) -> Stream {
+        self.rmsnorm_in(x, name, "input")
+    }
+
+    /// [`Builder::rmsnorm`] in a buffer of this name.
+    pub fn rmsnorm_in(&mut self, x: Stream, name: &str, buffer: &'static str) -> Stream {
         let weight = self.vector(name, x.cols);
-        let out = self.program.buffer("input", x.cols);
+        let out = self.program.buffer(buffer, x.cols);
         self.program.body.push(Op::RmsNorm { x: x.buffer, weight, eps: self.eps, out });
         Stream { buffer: out, cols: x.cols }
     }
@@ -160,7 +182,54 @@ impl Builder {
     /// The queries, keys and values of a block: [`Builder::linear`] with `attn_q`, `attn_k` and `attn_v`.
     pub fn linear_qkv(&mut self, x: Stream, config: &ModelConfig) -> [Stream; 3] {
         let (q, kv) = (config.q_size(), config.kv_size());
-        self.linear(x, [("attn_q", "q", q), ("attn_k", "k", kv), ("attn_v", "v", kv)])
+        let streams = self.linear(x, [("attn_q", "q", q), ("attn_k", "k", kv), ("attn_v", "v", kv)]);
+        if config.biases.qkv {
+            for (stream, name) in streams.into_iter().zip(["attn_q", "attn_k", "attn_v"]) {
+                self.bias(stream, name);
+            }
+        }
+        streams
+    }
+
+    /// `x += b`, where `b` is the vector `name.bias`.
+    pub fn bias(&mut self, x: Stream, name: &str) {
+        let name = tensor_name(self.layer, name, ".bias");
+        let role = TensorRole::Vector;
+        self.program.tensors.push(TensorSpec { name, rows: 1, cols: x.cols, role, matrices: 1, read: 1 });
+        let bias = TensorId::at(self.program.tensors.len() - 1);
+        self.program.body.push(Op::Bias { x: x.buffer, bias });
+    }
+
+    /// `x *= factor`, unless it is 1.
+    pub fn scale(&mut self, x: Stream, factor: f32) {
+        if factor != 1.0 {
+            self.program.body.push(Op::Scale { x: x.buffer, cols: x.cols, factor });
+        }
+    }
+
+    /// `to += x`
+    pub fn add(&mut self, x: Stream, to: Stream) {
+        self.program.body.push(Op::Add { x: x.buffer, to: to.buffer, cols: to.cols });
+    }
+
+    /// The attention of a block: `x += Wo attention(Wq n, Wk n, Wv n)`, with the model's biases. `norm` are the tensors that
+    /// normalize the heads of queries and of keys.
+    pub fn attention_block(&mut self, n: Stream, x: Stream, norm: Option<[&str; 2]>, config: &ModelConfig) {
+        let qkv = self.linear_qkv(n, config);
+        self.rope_store(qkv, norm, config);
+        let attended = self.attention(qkv[0], config);
+        self.scale(attended, config.scales.residual);
+        self.linear_add(attended, "attn_output", x);
+        if config.biases.output {
+            self.bias(x, "attn_output");
+        }
+    }
+
+    /// A gated feed-forward block: `x += Wdown (silu(Wgate m) * Wup m)`.
+    pub fn feed_forward(&mut self, m: Stream, x: Stream, config: &ModelConfig) {
+        let gated = self.linear_swiglu(m, "ffn_gate", "ffn_up", config.intermediate_size);
+        self.scale(gated, config.scales.residual);
+        self.linear_add(gated, "ffn_down", x);
     }
 
     /// `to += x W^T`
@@ -176,6 +245,16 @@ impl Builder {
         let out = self.program.buffer("gate", cols);
         self.program.body.push(Op::LinearSwiglu { x: x.buffer, gate, up, out });
         Stream { buffer: out, cols }
+    }
+
+    /// `f(x G^T) * (x U^T)`, of `cols` outputs.
+    pub fn linear_gated(&mut self, x: Stream, f: Activation, gate: &str, up: &str, cols: usize) -> Stream {
+        if f == Activation::Silu {
+            return self.linear_swiglu(x, gate, up, cols);
+        }
+        let [gate, up] = self.linear(x, [(gate, "gate", cols), (up, "up", cols)]);
+        self.program.body.push(Op::Gated { activation: f, gate: gate.buffer, up: up.buffer });
+        gate
     }
 
     /// `to += ` the experts' feed-forward blocks of `x`, weighted by the router's probabilities.
@@ -196,28 +275,39 @@ impl Builder {
 
     /// Normalizes heads by the tensors `norm` (for queries, for keys), rotates them, and stores keys and
     /// values.
-    pub fn rope_store(&mut self, [q, k, v]: [Stream; 3], norm: Option<[&str; 2]>) {
+    pub fn rope_store(&mut self, [q, k, v]: [Stream; 3], norm: Option<[&str; 2]>, config: &ModelConfig) {
         let dim = self.program.heads.dim;
         let norm = norm.map(|[q, k]| QkNorm { q: self.vector(q, dim), k: self.vector(k, dim) });
         let layer = self.layer.unwrap_or(0);
         let (q, k, v) = (q.buffer, k.buffer, v.buffer);
-        self.program.body.push(Op::RopeStore { layer, q, k, v, norm, eps: self.eps });
+        let rotation = match () {
+            () if config.layers.unrotated.binary_search(&layer).is_ok() => self.unrotated,
+            () if config.layers.window(layer).is_some() => self.windowed,
+            () => 0,
+        };
+        self.program.body.push(Op::RopeStore { layer, rotation, q, k, v, norm, eps: self.eps });
     }
 
-    /// Causal attention of `q` over the cache.
-    pub fn attention(&mut self, q: Stream) -> Stream {
+    /// Causal attention of `q` over the cache, in the layer's window.
+    pub fn attention(&mut self, q: Stream, config: &ModelConfig) -> Stream {
         let out = self.program.buffer("input", q.cols);
         let layer = self.layer.unwrap_or(0);
-        self.program.body.push(Op::Attention { layer, q: q.buffer, out });
+        let window = config.layers.window(layer);
+        self.program.body.push(Op::Attention { layer, window, q: q.buffer, out });
         Stream { buffer: out, cols: q.cols }
     }
 
-    /// Ends the program: the final norm `norm` of `x`, and the logits from the matrix `output`.
-    pub fn head(mut self, x: Stream, norm: &str, output: Output<'_>) -> Program {
+    /// Ends the program: the final norm `norm` of `x`, and the logits from the matrix `output`. Where these are divided by a
+    /// [scale](super::config::Scales::logits), the hidden state is.
+    pub fn head(mut self, x: Stream, norm: &str, output: Output<'_>, config: &ModelConfig) -> Program {
         self.layer = None;
         let weight = self.vector(norm, x.cols);
         let out = self.program.buffer("input", x.cols);
         self.program.head.push(Op::RmsNorm { x: x.buffer, weight, eps: self.eps, out });
+        if config.scales.logits != 1.0 {
+            let factor = 1.0 / config.scales.logits;
+            self.program.head.push(Op::Scale { x: out, cols: x.cols, factor });
+        }
         self.program.hidden = out;
         self.program.output = match output {
             Output::Tied(table) => table,

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
 
 use super::depths;
 use super::keys::{Keys, bad};
@@ -22,6 +23,13 @@ pub struct Architecture {
     pub experts: bool,
     /// Builds the forward pass for a validated configuration.
     pub program: fn(&ModelConfig) -> Program,
+    /// Reads what other architectures lack, or have another default of.
+    pub(super) read: fn(&mut ModelConfig, &Keys<'_, '_>, &Header<'_>) -> Result<()>,
+}
+
+/// For [`Architecture::read`]: there is nothing of that kind.
+pub(super) fn nothing_else(_: &mut ModelConfig, _: &Keys<'_, '_>, _: &Header<'_>) -> Result<()> {
+    Ok(())
 }
 
 impl core::fmt::Debug for Architecture {
@@ -48,6 +56,92 @@ pub struct ExpertsConfig {
     /// Whether the probabilities of the experts that a token uses are divided by their sum
     /// (`expert_weights_norm`).
     pub normalize: bool,
+}
+
+/// Vectors that attention adds to its products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Biases {
+    /// To queries, keys and values (`blk.N.attn_q.bias` and so on).
+    pub qkv: bool,
+    /// To what attention adds to the residual stream (`blk.N.attn_output.bias`).
+    pub output: bool,
+}
+
+/// Factors of a model's streams; all are 1 in most models.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scales {
+    /// Of embeddings (`embedding_scale`).
+    pub embedding: f32,
+    /// Of scores, which are multiplied by it in place of `1 / sqrt(head_dim)` (`attention.scale`); 0 for just that.
+    pub attention: f32,
+    /// Of what a block adds to the residual stream (`residual_scale`).
+    pub residual: f32,
+    /// What logits are divided by (`logit_scale`).
+    pub logits: f32,
+}
+
+impl Default for Scales {
+    fn default() -> Self {
+        Scales::NONE
+    }
+}
+
+impl Scales {
+    pub(super) const NONE: Scales = Scales { embedding: 1.0, attention: 0.0, residual: 1.0, logits: 1.0 };
+
+    /// What queries are multiplied by beside `1 / sqrt(head_dim)`.
+    pub(super) fn of_queries(&self, head_dim: usize) -> f32 {
+        match self.attention {
+            0.0 => 1.0,
+            scale => (f64::from(scale) * libm::sqrt(head_dim as f64)) as f32,
+        }
+    }
+
+    fn check(&self, architecture: &str) -> Result<()> {
+        for (key, scale) in [
+            ("embedding_scale", self.embedding),
+            ("attention.scale", if self.attention == 0.0 { 1.0 } else { self.attention }),
+            ("residual_scale", self.residual),
+            ("logit_scale", self.logits),
+        ] {
+            if !(scale > 0.0 && scale.is_finite()) {
+                return Err(bad(architecture, key, f64::from(scale), "a positive number"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Layers whose attention differs from the others'.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerKinds {
+    /// How many of the last positions the layers of `windowed` see (`attention.sliding_window`).
+    pub window: Option<NonZeroU32>,
+    /// Layers with that window, in order.
+    pub windowed: Vec<usize>,
+    /// The frequencies of these layers, where they have their own.
+    pub rotary: Option<Rotary>,
+    /// Layers whose queries and keys are not rotated, in order.
+    pub unrotated: Vec<usize>,
+}
+
+impl LayerKinds {
+    pub(super) const SAME: LayerKinds =
+        LayerKinds { window: None, windowed: Vec::new(), rotary: None, unrotated: Vec::new() };
+
+    /// The layers of `0..layers` for which `kind` is true.
+    pub(super) fn of(layers: usize, kind: impl Fn(usize) -> bool) -> Vec<usize> {
+        (0..layers).filter(|layer| kind(*layer)).collect()
+    }
+
+    /// The window of a layer.
+    pub fn window(&self, layer: usize) -> Option<NonZeroU32> {
+        self.window.filter(|_| self.windowed.binary_search(&layer).is_ok())
+    }
+
+    fn is_same(&self) -> bool {
+        *self == LayerKinds::SAME
+    }
 }
 
 /// Hyper-parameters of a model. Metadata keys follow the name of the architecture and a dot.
@@ -80,6 +174,14 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// How attention knows positions.
     pub positions: Positions,
+    /// How many elements of a head are rotated, the first ones, if not all (`rope.dimension_count`).
+    pub rotated: Option<usize>,
+    /// What layers differ in.
+    pub layers: LayerKinds,
+    /// Vectors that attention adds.
+    pub biases: Biases,
+    /// Factors of the model's streams.
+    pub scales: Scales,
     /// Whether the output matrix is the embedding (no `output.weight` in the file).
     pub tied_embeddings: bool,
 }
@@ -113,8 +215,8 @@ impl ModelConfig {
             let expected = "the same as key_length";
             return Err(bad(architecture.name, "attention.value_length", value_length as f64, expected));
         }
-        let positions = Positions::read(meta, header, head_dim)?;
-        let config = ModelConfig {
+        let (positions, rotated) = Positions::read(meta, header, head_dim)?;
+        let mut config = ModelConfig {
             architecture,
             hidden_size,
             num_layers,
@@ -132,8 +234,15 @@ impl ModelConfig {
             max_context_length: meta.size("context_length", None)?,
             rms_norm_eps: meta.need_f32(EPS)?,
             positions,
+            rotated,
+            layers: LayerKinds::SAME,
+            biases: biases(header),
+            scales: Scales::NONE,
             tied_embeddings: header.tensor("output.weight").is_none(),
         };
+        // An architecture reads as many layers as there are.
+        config.check_sizes()?;
+        (architecture.read)(&mut config, meta, header)?;
         config.check()?;
         Ok(config)
     }
@@ -146,6 +255,11 @@ impl ModelConfig {
     /// Width of all key (or value) heads together.
     pub const fn kv_size(&self) -> usize {
         self.num_kv_heads * self.head_dim
+    }
+
+    /// Elements of a head that are rotated.
+    pub fn rotated_len(&self) -> usize {
+        self.rotated.unwrap_or(self.head_dim)
     }
 
     /// Shape of the attention heads.
@@ -182,12 +296,17 @@ impl ModelConfig {
         self.check_sizes()?;
         let plain = !self.architecture.experts
             && self.depth_routers.is_empty()
+            && self.layers.is_same()
+            && self.biases == Biases::default()
+            && self.scales == Scales::NONE
+            && self.rotated.is_none()
             && matches!(self.positions, Positions::Rotary(Rotary { scaling: RopeScaling::None, .. }));
         if !cfg!(feature = "variants") && !plain {
             return Err(error!(Unsupported {
                 key: Name::new("a variant"),
                 found: Name::new(self.architecture.name),
-                expected: "no experts, depth routers, scaled rotary frequencies or ALiBi without the feature `variants`",
+                expected: "no experts, depth routers, biases, scaled streams, layers that differ, scaled or partial rotation or ALiBi \
+                           without the feature `variants`",
             }));
         }
         self.check_experts()?;
@@ -201,7 +320,38 @@ impl ModelConfig {
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             return Err(bad(EPS, f64::from(self.rms_norm_eps), "between 0 and 1"));
         }
+        self.scales.check(self.architecture.name)?;
+        self.check_layers()?;
         self.positions.check(self.architecture.name, !self.depth_routers.is_empty())
+    }
+
+    fn check_layers(&self) -> Result<()> {
+        let bad = |key, found, expected| bad(self.architecture.name, key, found, expected);
+        let key = "rope.dimension_count";
+        if let Some(rotated) = self.rotated {
+            if rotated > self.head_dim || !rotated.is_multiple_of(2) {
+                return Err(bad(key, rotated as f64, "an even number, at most key_length"));
+            }
+            if self.positions.frequencies().scaling != RopeScaling::None {
+                let expected = "the same as key_length in a model with scaled frequencies";
+                return Err(bad(key, rotated as f64, expected));
+            }
+        }
+        // Their positions are those in the cache, which lacks the tokens that skip a block.
+        if !self.depth_routers.is_empty() && !self.layers.is_same() {
+            let found = self.layers.window.map_or(0.0, |window| f64::from(window.get()));
+            let expected = "none in a model whose tokens skip blocks (blk.N.depth_router.weight)";
+            return Err(bad("attention.sliding_window", found, expected));
+        }
+        // A block's bias would be added without the factor.
+        if self.biases.output && self.scales.residual != 1.0 {
+            let expected = "1 in a model with blk.N.attn_output.bias";
+            return Err(bad("residual_scale", f64::from(self.scales.residual), expected));
+        }
+        match self.layers.rotary {
+            Some(rotary) => Positions::Rotary(rotary).check(self.architecture.name, false),
+            None => Ok(()),
+        }
     }
 
     fn check_sizes(&self) -> Result<()> {
@@ -247,6 +397,12 @@ impl ModelConfig {
         }
         Ok(())
     }
+}
+
+/// The biases that the first layer has.
+fn biases(header: &Header<'_>) -> Biases {
+    let has = |name: &str| header.tensor(name).is_some();
+    Biases { qkv: has("blk.0.attn_q.bias"), output: has("blk.0.attn_output.bias") }
 }
 
 fn experts(meta: &Keys<'_, '_>) -> Result<ExpertsConfig> {

@@ -27,6 +27,6 @@ pub const REFUSED: &str = "the number of blocks that tokens skip (blk.N.depth_ro
 
 /// Which of the first `layers` have a router in the file, in order.
 pub(super) fn routed(header: &Header<'_>, layers: usize) -> Vec<usize> {
-    let has_router = |layer: &usize| header.tensor(&tensor_name(Some(*layer), ROUTER)).is_some();
+    let has_router = |layer: &usize| header.tensor(&tensor_name(Some(*layer), ROUTER, ".weight")).is_some();
     (0..layers.min(Limits::DEFAULT.layers as usize)).filter(has_router).collect()
 }

@@ -36,12 +36,23 @@ pub struct HuggingFace {
 pub struct Fixed {
     /// Its name.
     pub name: &'static str,
-    /// The value, as JSON.
-    pub json: &'static str,
+    /// The value.
+    pub value: FixedValue,
     /// The value, as errors say it.
     pub expected: &'static str,
     /// Whether it is written.
     pub written: bool,
+}
+
+/// The supported value of a [`Fixed`].
+#[derive(Clone, Copy, Debug)]
+pub enum FixedValue {
+    /// This JSON.
+    Json(&'static str),
+    /// A list with this JSON for each layer.
+    Layers(fn(usize) -> &'static str),
+    /// The number that another setting has, by its key in GGUF files.
+    Same(&'static str),
 }
 
 /// A setting of `config.json` and its key in GGUF files.
@@ -76,6 +87,8 @@ pub enum Absent {
     Refused,
     /// False.
     False,
+    /// The number 1.
+    One,
     /// The value of another key, which is before it.
     Same(&'static str),
     /// The quotient of the values of two other keys, which are before it. It is required if there is a remainder.
@@ -92,6 +105,8 @@ pub struct TensorName {
     pub gguf: &'static str,
     /// How GGUF files order its rows.
     pub order: RowOrder,
+    /// What GGUF files add to each of its numbers: 1 to the weights of norms that folders store without it.
+    pub plus: f32,
 }
 
 /// How the rows of a tensor in a GGUF file are ordered, compared with a folder.
@@ -106,23 +121,67 @@ pub enum RowOrder {
     InterleavedKeys,
 }
 
-const fn fixed(name: &'static str, json: &'static str, expected: &'static str, written: bool) -> Fixed {
-    Fixed { name, json, expected, written }
+pub(super) const fn fixed(
+    name: &'static str,
+    json: &'static str,
+    expected: &'static str,
+    written: bool,
+) -> Fixed {
+    Fixed { name, value: FixedValue::Json(json), expected, written }
 }
 
-const fn setting(names: &'static [&'static str], key: &'static str, value: SettingValue) -> Setting {
+pub(super) const fn fixed_layers(
+    name: &'static str,
+    layers: fn(usize) -> &'static str,
+    expected: &'static str,
+) -> Fixed {
+    Fixed { name, value: FixedValue::Layers(layers), expected, written: true }
+}
+
+pub(super) const fn setting(
+    names: &'static [&'static str],
+    key: &'static str,
+    value: SettingValue,
+) -> Setting {
     Setting { names, key, value, absent: Absent::Refused }
 }
 
-const fn tensor(folder: &'static str, gguf: &'static str, order: RowOrder) -> TensorName {
-    TensorName { folder, gguf, order }
+/// The weights of a norm, which a folder stores without 1.
+pub(super) const fn norm_plus_one(folder: &'static str, gguf: &'static str) -> TensorName {
+    TensorName { folder, gguf, order: RowOrder::Same, plus: 1.0 }
 }
 
-/// Of decoders without biases and windows, and with SwiGLU.
+/// A tensor that is the same in both.
+pub(super) const fn plain_tensor(folder: &'static str, gguf: &'static str) -> TensorName {
+    tensor(folder, gguf, RowOrder::Same)
+}
+
+const fn tensor(folder: &'static str, gguf: &'static str, order: RowOrder) -> TensorName {
+    TensorName { folder, gguf, order, plus: 0.0 }
+}
+
+/// Layers that see all positions. Folders that transformers 5 writes say it of each.
+const FULL_ATTENTION: Fixed = Fixed {
+    name: "layer_types",
+    value: FixedValue::Layers(|_| "\"full_attention\""),
+    expected: "full_attention in every layer",
+    written: false,
+};
+
+/// Of decoders without windows, and with SwiGLU.
+pub(super) const PLAIN_GATED: &[Fixed] = &[
+    fixed("mlp_bias", "false", "false", false),
+    fixed("use_sliding_window", "false", "false", false),
+    FULL_ATTENTION,
+    fixed("hidden_act", "\"silu\"", "silu", true),
+];
+
+/// The same without biases.
 pub(super) const PLAIN: &[Fixed] = &[
     fixed("attention_bias", "false", "false", true),
     fixed("mlp_bias", "false", "false", false),
     fixed("use_sliding_window", "false", "false", false),
+    FULL_ATTENTION,
     fixed("hidden_act", "\"silu\"", "silu", true),
 ];
 
@@ -203,6 +262,13 @@ pub(super) const QUERIES_KEYS: &[TensorName] = &[
 pub(super) const INTERLEAVED_QUERIES_KEYS: &[TensorName] = &[
     tensor("model.layers.*.self_attn.q_proj.weight", "blk.*.attn_q.weight", InterleavedQueries),
     tensor("model.layers.*.self_attn.k_proj.weight", "blk.*.attn_k.weight", InterleavedKeys),
+];
+
+/// Biases of queries, keys and values.
+pub(super) const QKV_BIASES: &[TensorName] = &[
+    tensor("model.layers.*.self_attn.q_proj.bias", "blk.*.attn_q.bias", RowOrder::Same),
+    tensor("model.layers.*.self_attn.k_proj.bias", "blk.*.attn_k.bias", RowOrder::Same),
+    tensor("model.layers.*.self_attn.v_proj.bias", "blk.*.attn_v.bias", RowOrder::Same),
 ];
 
 /// Norms of each head of queries and keys.

@@ -10,7 +10,7 @@
 #![forbid(unsafe_code)]
 
 use super::builder::{Builder, Output};
-use super::config::{Architecture, ModelConfig};
+use super::config::{Architecture, ModelConfig, nothing_else};
 use super::hugging_face::{
     Absent, DECODER, DIMENSIONS, Described, FEED_FORWARD, HuggingFace, INTERLEAVED_QUERIES_KEYS, PLAIN,
     Setting, SettingValue,
@@ -18,7 +18,7 @@ use super::hugging_face::{
 use super::program::{Program, RopePairing};
 
 pub(super) const LLAMA: Described = Described {
-    architecture: Architecture { name: "llama", experts: false, program },
+    architecture: Architecture { name: "llama", experts: false, program, read: nothing_else },
     folder: HuggingFace {
         model_type: "llama",
         classes: &["LlamaForCausalLM"],
@@ -29,11 +29,11 @@ pub(super) const LLAMA: Described = Described {
 };
 
 /// What llama.cpp's converter writes for no other architecture.
-const SETTINGS: &[Setting] = &[
+pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         names: &[],
         key: "rope.dimension_count",
-        value: SettingValue::Whole(|c| c.head_dim),
+        value: SettingValue::Whole(ModelConfig::rotated_len),
         absent: Absent::Same("attention.key_length"),
     },
     Setting {
@@ -44,23 +44,22 @@ const SETTINGS: &[Setting] = &[
     },
 ];
 
-fn program(c: &ModelConfig) -> Program {
-    let mut p =
-        Builder::new(c.heads(), c.positions.rope(c.head_dim), RopePairing::Interleaved, c.rms_norm_eps);
-    p.positions(c);
+/// The forward pass of decoders like Llama, with the biases, scales and layers of `c`.
+pub(super) fn decoder(c: &ModelConfig, pairing: RopePairing) -> Program {
+    let mut p = Builder::new(c, pairing);
     let (embedding, x) = p.embed("token_embd", c.vocab_size, c.hidden_size);
+    p.scale(x, c.scales.embedding);
     for layer in 0..c.num_layers {
         p.block(layer);
         let n = p.rmsnorm(x, "attn_norm");
-        let qkv = p.linear_qkv(n, c);
-        p.rope_store(qkv, None);
-        let attended = p.attention(qkv[0]);
-        p.linear_add(attended, "attn_output", x);
-
+        p.attention_block(n, x, None, c);
         let m = p.rmsnorm(x, "ffn_norm");
-        let gated = p.linear_swiglu(m, "ffn_gate", "ffn_up", c.intermediate_size);
-        p.linear_add(gated, "ffn_down", x);
+        p.feed_forward(m, x, c);
     }
     let output = Output::of(c, embedding, "output");
-    p.head(x, "output_norm", output)
+    p.head(x, "output_norm", output, c)
+}
+
+fn program(c: &ModelConfig) -> Program {
+    decoder(c, RopePairing::Interleaved)
 }

@@ -24,7 +24,7 @@ use alloc::vec::Vec;
 use half::{bf16, f16};
 use heapless::Vec as ArrayVec;
 
-use super::program::{BufferId, MAX_OUTPUTS, Op, Program, TensorId, TensorRole, TensorSpec};
+use super::program::{Activation, BufferId, MAX_OUTPUTS, Op, Program, TensorId, TensorRole, TensorSpec};
 use super::weights::StoredTensor;
 use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Metadata};
@@ -393,12 +393,16 @@ impl Pass {
                 let outputs = [(gate, out), (up, self.adapted.program.buffer("up", cols))];
                 body.push(Op::Linear { x, outputs: outputs.into_iter().collect() });
                 self.products(x, &outputs, body);
-                body.push(Op::Swiglu { gate: out, up: outputs[1].1 });
+                let activation = Activation::Silu;
+                body.push(Op::Gated { activation, gate: out, up: outputs[1].1 });
             }
             Op::Embed { .. }
             | Op::RmsNorm { .. }
             | Op::LinearSwiglu { .. }
-            | Op::Swiglu { .. }
+            | Op::Gated { .. }
+            | Op::Bias { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
             | Op::Experts(_)
             | Op::RopeStore { .. }
             | Op::Attention { .. }

@@ -4,11 +4,14 @@
 #![forbid(unsafe_code)]
 
 pub mod alibi;
+mod bitnet;
 mod bonsai;
 pub mod builder;
 pub mod config;
 pub mod depths;
 pub mod embedding;
+mod gemma3;
+mod granite;
 pub mod hugging_face;
 mod keys;
 mod llama;
@@ -16,14 +19,18 @@ pub mod lora;
 mod names;
 pub mod positions;
 pub mod program;
+mod qwen2;
 mod qwen3;
 pub mod registry;
 pub mod rope;
+mod smollm3;
 pub mod split;
 pub mod weights;
 
 pub use bonsai::BonsaiModel;
-pub use config::{Architecture, ExpertsConfig, ModelConfig, ModelConfig as Qwen3Config};
+pub use config::{
+    Architecture, Biases, ExpertsConfig, LayerKinds, ModelConfig, ModelConfig as Qwen3Config, Scales,
+};
 pub use embedding::{Embedding, Pooling};
 pub use hugging_face::HuggingFace;
 pub use lora::{LoraAdapter, LoraConfig};

@@ -63,11 +63,17 @@ impl Default for Rotary {
 }
 
 impl Positions {
-    pub(super) fn read(meta: &Keys<'_, '_>, header: &Header<'_>, head_dim: usize) -> Result<Positions> {
+    /// With the elements of a head that are rotated, if not all.
+    pub(super) fn read(
+        meta: &Keys<'_, '_>,
+        header: &Header<'_>,
+        head_dim: usize,
+    ) -> Result<(Positions, Option<usize>)> {
         let max_bias = meta.f32(MAX_ALIBI_BIAS)?.unwrap_or(0.0);
         let unsaid = if max_bias == 0.0 { head_dim } else { 0 };
         let rotated = meta.size("rope.dimension_count", Some(unsaid))?;
-        if rotated != head_dim && rotated != unsaid {
+        let whole_only = max_bias != 0.0 || rotated == 0 || !cfg!(feature = "variants");
+        if rotated != head_dim && rotated != unsaid && whole_only {
             let expected = "the same as key_length";
             return Err(bad(meta.architecture, "rope.dimension_count", rotated as f64, expected));
         }
@@ -80,10 +86,11 @@ impl Positions {
                 () => RopeFactors::None,
             },
         };
-        Ok(match max_bias {
+        let positions = match max_bias {
             0.0 => Positions::Rotary(rotary),
             max_bias => Positions::Alibi(Alibi { max_bias, rotates: rotated > 0, rotary }),
-        })
+        };
+        Ok((positions, Some(rotated).filter(|rotated| *rotated != 0 && *rotated != head_dim)))
     }
 
     /// The frequencies of the rotation, or of one in the place of ALiBi.

@@ -9,6 +9,7 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
 
 use heapless::Vec as ArrayVec;
 
@@ -100,6 +101,17 @@ pub enum RopePairing {
     Interleaved,
 }
 
+/// The activation of a gated feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`
+    Silu,
+    /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, the usual approximation of GELU (Hendrycks & Gimpel 2016).
+    GeluTanh,
+    /// `max(x, 0)^2` (So et al. 2021)
+    Relu2,
+}
+
 /// The weights `(head_dim)` that normalize each head of queries and keys before the rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QkNorm {
@@ -184,22 +196,51 @@ pub enum Op {
         /// `(rows, outputs)`
         out: BufferId,
     },
-    /// `gate = silu(gate) * up`: of a gated product whose halves were computed by [`Op::Linear`], as an
-    /// [adapter](super::lora) adds to them.
-    Swiglu {
+    /// `gate = f(gate) * up`: of a gated product whose halves were computed by [`Op::Linear`], since an
+    /// [adapter](super::lora) adds to them or since `f` is not SiLU.
+    Gated {
+        /// `f`
+        activation: Activation,
         /// `(rows, cols)`
         gate: BufferId,
         /// `(rows, cols)`
         up: BufferId,
     },
+    /// `x += bias`, in every row.
+    Bias {
+        /// `(rows, cols)`
+        x: BufferId,
+        /// `(cols)`
+        bias: TensorId,
+    },
+    /// `to += x`
+    Add {
+        /// `(rows, cols)`
+        x: BufferId,
+        /// `(rows, cols)`
+        to: BufferId,
+        /// Elements per row.
+        cols: usize,
+    },
+    /// `x *= factor`
+    Scale {
+        /// `(rows, cols)`
+        x: BufferId,
+        /// Elements per row.
+        cols: usize,
+        /// The factor.
+        factor: f32,
+    },
     /// `to += sum_e p_e (silu(x G_e^T) * (x U_e^T)) D_e^T` over the experts `e` of the highest
     /// `p = softmax(x R^T)`, the lower index first where two are equal.
     Experts(Experts),
-    /// Normalizes (if there is a norm) and rotates each head of `q` and `k`, and stores `k` and `v` in the
-    /// sequence's cache. Prepares `q` for the cache format.
+    /// Normalizes (if there is a norm) and rotates each head of `q` and `k`, multiplies `q` by [`Program::query_scale`], and
+    /// stores `k` and `v` in the sequence's cache. Prepares `q` for the cache format.
     RopeStore {
         /// Layer of the cache.
         layer: usize,
+        /// The rotation, an index into [`Program::rotations`].
+        rotation: usize,
         /// `(rows, query heads * head_dim)`
         q: BufferId,
         /// `(rows, kv heads * head_dim)`
@@ -216,6 +257,8 @@ pub enum Op {
     Attention {
         /// Layer of the cache.
         layer: usize,
+        /// How many of the last positions a row sees, its own included; without it, all.
+        window: Option<NonZeroU32>,
         /// `(rows, query heads * head_dim)`, from [`Op::RopeStore`].
         q: BufferId,
         /// `(rows, query heads * head_dim)`
@@ -329,13 +372,15 @@ pub struct Program {
     pub routed_layers: Vec<usize>,
     /// Shape of the attention heads.
     pub heads: Heads,
-    /// The rotary embedding's frequencies.
-    pub rope: Rope,
-    /// The vector that [`Program::rope`]'s frequencies are divided by, if there is one; see
+    /// The frequencies of rotary embeddings: layers may [differ](Op::RopeStore).
+    pub rotations: Vec<Rope>,
+    /// The vector that the frequencies of the first of [`Program::rotations`] are divided by, if there is one; see
     /// [`Program::divide_rope`].
     pub rope_factors: Option<TensorId>,
-    /// The elements of a head that it rotates together.
+    /// The elements of a head that are rotated together.
     pub pairing: RopePairing,
+    /// What queries are multiplied by after their rotation: 1, unless scores have another scale than `1 / sqrt(head_dim)`.
+    pub query_scale: f32,
     /// ALiBi's slope of each query head, `(query heads)`; empty without ALiBi.
     pub alibi_slopes: Vec<f32>,
 }
@@ -354,6 +399,15 @@ impl Program {
         });
         self.buffers[at].cols = self.buffers[at].cols.max(cols);
         BufferId::at(at)
+    }
+
+    /// The rotation of the keys of layer `layer` of the cache.
+    pub fn rotation(&self, layer: usize) -> Option<&Rope> {
+        let index = self.body.iter().find_map(|op| match op {
+            Op::RopeStore { layer: of, rotation, .. } if *of == layer => Some(*rotation),
+            _ => None,
+        });
+        self.rotations.get(index?)
     }
 
     /// The tensor `id`.
@@ -423,7 +477,7 @@ impl Program {
     /// # Errors
     /// If one is not a positive number.
     pub fn divide_rope(&mut self, factors: &[f32]) -> Result<()> {
-        self.rope.divide(factors)
+        self.rotations.first_mut().map_or(Ok(()), |rope| rope.divide(factors))
     }
 
     /// Number of parameters, vectors included.
@@ -481,9 +535,11 @@ impl Op {
                 let replaced: ArrayVec<BufferId, MAX_OUTPUTS> = outputs.iter().map(|(_, out)| *out).collect();
                 of(&[*x], &replaced)
             }
-            Op::LinearAdd { x, to, .. } | Op::Merge { x, to } | Op::Swiglu { gate: to, up: x } => {
-                of(&[*x, *to], &[])
-            }
+            Op::LinearAdd { x, to, .. }
+            | Op::Merge { x, to }
+            | Op::Gated { gate: to, up: x, .. }
+            | Op::Add { x, to, .. } => of(&[*x, *to], &[]),
+            Op::Bias { x, .. } | Op::Scale { x, .. } => of(&[*x], &[]),
             Op::Experts(e) => of(&[e.x, e.to], &[e.probabilities, e.routed, e.gated]),
             Op::RopeStore { q, k, v, .. } => of(&[*q, *k, *v], &[]),
             Op::Exchange(exchange) => match exchange {
@@ -505,7 +561,10 @@ impl Op {
             Op::Experts(experts) => ids.extend([experts.router, experts.gate, experts.up, experts.down]),
             Op::Embed { .. }
             | Op::RmsNorm { .. }
-            | Op::Swiglu { .. }
+            | Op::Gated { .. }
+            | Op::Bias { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Select { .. }

@@ -16,7 +16,7 @@
 #![forbid(unsafe_code)]
 
 use super::builder::{Builder, Output};
-use super::config::{Architecture, ModelConfig};
+use super::config::{Architecture, ModelConfig, nothing_else};
 use super::hugging_face::{
     DECODER, DIMENSIONS, Described, EXPERTS, FEED_FORWARD, HEAD_NORMS, HuggingFace, MIXTURE, PLAIN,
     QUERIES_KEYS, SPARSE,
@@ -24,7 +24,7 @@ use super::hugging_face::{
 use super::program::{Program, RopePairing};
 
 pub(super) const QWEN3: Described = Described {
-    architecture: Architecture { name: "qwen3", experts: false, program },
+    architecture: Architecture { name: "qwen3", experts: false, program, read: nothing_else },
     folder: HuggingFace {
         model_type: "qwen3",
         classes: &["Qwen3ForCausalLM"],
@@ -35,7 +35,7 @@ pub(super) const QWEN3: Described = Described {
 };
 
 pub(super) const QWEN3MOE: Described = Described {
-    architecture: Architecture { name: "qwen3moe", experts: true, program },
+    architecture: Architecture { name: "qwen3moe", experts: true, program, read: nothing_else },
     folder: HuggingFace {
         model_type: "qwen3_moe",
         classes: &["Qwen3MoeForCausalLM"],
@@ -46,30 +46,25 @@ pub(super) const QWEN3MOE: Described = Described {
 };
 
 fn program(c: &ModelConfig) -> Program {
-    let mut p = Builder::new(c.heads(), c.positions.rope(c.head_dim), RopePairing::Neox, c.rms_norm_eps);
-    p.positions(c);
+    let mut p = Builder::new(c, RopePairing::Neox);
     let (embedding, stream) = p.embed("token_embd", c.vocab_size, c.hidden_size);
     for layer in 0..c.num_layers {
         p.block(layer);
         let routed = cfg!(feature = "variants") && c.depth_routers.contains(&layer);
         let x = if routed { p.select(stream) } else { stream };
         let n = p.rmsnorm(x, "attn_norm");
-        let qkv = p.linear_qkv(n, c);
-        p.rope_store(qkv, Some(["attn_q_norm", "attn_k_norm"]));
-        let attended = p.attention(qkv[0]);
-        p.linear_add(attended, "attn_output", x);
+        p.attention_block(n, x, Some(["attn_q_norm", "attn_k_norm"]), c);
 
         let m = p.rmsnorm(x, "ffn_norm");
         if let Some(experts) = c.experts.filter(|_| cfg!(feature = "variants")) {
             p.experts(m, experts, x);
         } else {
-            let gated = p.linear_swiglu(m, "ffn_gate", "ffn_up", c.intermediate_size);
-            p.linear_add(gated, "ffn_down", x);
+            p.feed_forward(m, x, c);
         }
         if routed {
             p.merge(x, stream);
         }
     }
     let output = Output::of(c, embedding, "output");
-    p.head(stream, "output_norm", output)
+    p.head(stream, "output_norm", output, c)
 }

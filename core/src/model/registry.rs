@@ -3,13 +3,18 @@
 
 use alloc::vec::Vec;
 
-use super::config::{Architecture, ExpertsConfig, ModelConfig};
+use super::bitnet::{BITNET, BITNET_B158};
+use super::config::{Architecture, Biases, ExpertsConfig, LayerKinds, ModelConfig, Scales};
+use super::gemma3::GEMMA3;
+use super::granite::GRANITE;
 use super::hugging_face::HuggingFace;
 use super::llama::LLAMA;
 use super::positions::{Alibi, Positions, RopeFactors, Rotary};
 use super::program::TensorRole;
+use super::qwen2::QWEN2;
 use super::qwen3::{QWEN3, QWEN3MOE};
 use super::rope::RopeScaling;
+use super::smollm3::SMOLLM3;
 use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Header};
 use crate::quant::{Format, WeightClass};
@@ -24,7 +29,7 @@ macro_rules! architectures {
     };
 }
 
-architectures![QWEN3, QWEN3MOE, LLAMA];
+architectures![QWEN3, QWEN3MOE, LLAMA, QWEN2, SMOLLM3, GRANITE, GEMMA3, BITNET_B158, BITNET];
 
 /// The architecture of the published models.
 const PUBLISHED: &Architecture = &{ QWEN3.architecture };
@@ -268,6 +273,10 @@ impl ModelVariant {
                 scaling: RopeScaling::yarn(4.0, original),
                 factors: RopeFactors::None,
             }),
+            rotated: None,
+            layers: LayerKinds::SAME,
+            biases: Biases::default(),
+            scales: Scales::NONE,
             tied_embeddings: tied,
         }
     }
@@ -396,7 +405,10 @@ mod tests {
     #[test]
     fn unknown_architectures_are_told_those_that_run() {
         let error = Architecture::named("gemma").unwrap_err().to_string();
-        assert!(error.ends_with("expected qwen3, qwen3moe or llama"), "{error}");
+        assert!(
+            error.contains("expected qwen3, qwen3moe, llama") && error.ends_with(" or bitnet"),
+            "{error}"
+        );
     }
 
     /// Parameter counts of the Qwen3 base models, and sizes of the published files.

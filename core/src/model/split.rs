@@ -267,10 +267,10 @@ impl TensorSplit<'_> {
                 }
                 body.push(Op::Linear { x, outputs: outputs.clone() });
             }
-            Op::Attention { layer, q, out } => {
+            Op::Attention { layer, window, q, out } => {
                 let heads = parts.program.heads;
                 let mine = parts.program.buffer("heads of attention", heads.query * heads.dim);
-                body.push(Op::Attention { layer, q, out: mine });
+                body.push(Op::Attention { layer, window, q, out: mine });
                 if !self.reduce {
                     body.push(Op::Exchange(Exchange::Gather { x: mine, to: out }));
                 }
@@ -320,8 +320,9 @@ impl TensorSplit<'_> {
                     "one feed-forward block; or pipeline:N",
                 ));
             }
-            Op::Swiglu { .. } => {
-                return Err(unsupported("operation", "an adapter (LoRA)", "a model without one"));
+            Op::Gated { .. } | Op::Bias { .. } | Op::Add { .. } | Op::Scale { .. } => {
+                let expected = "one of Qwen3 or Llama without biases and adapters (LoRA); or pipeline:N";
+                return Err(unsupported("operation", "a program", expected));
             }
             Op::Select { .. } | Op::Merge { .. } => {
                 return Err(unsupported("operation", "a mixture of depths", "blocks that no token skips"));
@@ -364,9 +365,11 @@ impl Op {
                 all.into_iter().for_each(visit);
             }
             Op::RopeStore { norm: Some(QkNorm { q, k }), .. } => [q, k].into_iter().for_each(visit),
-            Op::Select { router, .. } => visit(router),
+            Op::Select { router: vector, .. } | Op::Bias { bias: vector, .. } => visit(vector),
             Op::RopeStore { norm: None, .. }
-            | Op::Swiglu { .. }
+            | Op::Gated { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
             | Op::Attention { .. }
             | Op::Merge { .. }
             | Op::Exchange(_) => {}

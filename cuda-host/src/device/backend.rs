@@ -106,7 +106,10 @@ fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
             Op::Select { .. } | Op::Merge { .. } => {}
             Op::Embed { .. }
             | Op::RmsNorm { .. }
-            | Op::Swiglu { .. }
+            | Op::Gated { .. }
+            | Op::Bias { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Exchange(_) => {}

@@ -431,16 +431,19 @@ impl<D: Driver> CudaBackend<D> {
                 self.quantize(*out, rows, program.tensor(*gate).rows)
             }
             Op::Experts(experts) => self.experts(experts, rows),
-            Op::Swiglu { gate, up } => self.gate(*gate, *up, rows),
+            Op::Gated { gate, up, .. } => self.gate(*gate, *up, rows),
+            Op::Bias { .. } | Op::Add { .. } | Op::Scale { .. } => {
+                Err(CoreError::Device { problem: "CUDA does not compute biases and factors" }.into())
+            }
             Op::Select { .. } | Op::Merge { .. } => {
                 Err(CoreError::Device { problem: "CUDA does not compute mixtures of depths" }.into())
             }
             Op::Exchange(exchange) => self.exchange(*exchange, rows),
-            Op::RopeStore { layer, q, k, v, norm, eps } => {
+            Op::RopeStore { layer, q, k, v, norm, eps, .. } => {
                 let args = self.rope_args(*layer, [Some(*q), Some(*k), Some(*v)], *norm, *eps)?;
                 self.launch(self.kernels.rope_store, [heads.query + 2 * heads.kv, rows, 1], 32, args)
             }
-            Op::Attention { layer, q, out } => {
+            Op::Attention { layer, q, out, .. } => {
                 let rope = self.rope_args(*layer, [Some(*q), None, None], None, 0.0)?;
                 self.attention(rope, *out, shape)
             }
@@ -562,9 +565,11 @@ impl<D: Driver> CudaBackend<D> {
                 }
                 Ok(2)
             }
-            [Op::RopeStore { layer, q, k, v, norm, eps }, Op::Attention { layer: of, q: read, out }, ..]
-                if layer == of && q == read =>
-            {
+            [
+                Op::RopeStore { layer, q, k, v, norm, eps, .. },
+                Op::Attention { layer: of, q: read, out, .. },
+                ..,
+            ] if layer == of && q == read => {
                 let rope = self.rope_args(*layer, [Some(*q), Some(*k), Some(*v)], *norm, *eps)?;
                 self.attention(rope, *out, shape)?;
                 Ok(2)

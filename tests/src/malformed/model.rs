@@ -211,10 +211,15 @@ cases! {
         ] {
             refused(&valid().set("qwen3.rope.scaling.type", RawValue::str(scaling)), &[code]);
         }
-        let mut file = valid();
-        file.tensors.push(RawTensor::new("blk.0.attn_q.bias", &[1], 0, file.data.len() as u64));
-        file.data.extend_from_slice(&[0; 32]);
-        refused(&file, &["unsupported"]);
+        for (name, code) in [("blk.0.attn_q.sinks", "unsupported"), ("blk.0.attn_q.bias", "tensor_shape")] {
+            let mut file = valid();
+            file.tensors.push(RawTensor::new(name, &[1], 0, file.data.len() as u64));
+            file.data.extend_from_slice(&[0; 32]);
+            refused(&file, &[code]);
+        }
+        for rotated in [0, 3, 1 << 20, u32::MAX] {
+            refused(&valid().set("qwen3.rope.dimension_count", RawValue::u32(rotated)), &["key_value"]);
+        }
     }
 
     /// Useless numbers of experts, and kinds of experts that would change the meaning of weights.

@@ -1,6 +1,7 @@
 //! Keys and values: how they are stored, and how queries attend to them.
 #![forbid(unsafe_code)]
 
+use core::num::NonZeroU32;
 use core::ops::Range;
 
 use super::rmsnorm::rmsnorm_in_place;
@@ -20,6 +21,8 @@ use crate::rows::Rows;
 /// The arguments of [`Op::RopeStore`](crate::model::program::Op::RopeStore).
 pub(in crate::cpu) struct Heads {
     pub(in crate::cpu) layer: usize,
+    /// Index of the rotation.
+    pub(in crate::cpu) rotation: usize,
     /// Queries, keys and values.
     pub(in crate::cpu) buffers: [BufferId; 3],
     pub(in crate::cpu) norm: Option<QkNorm>,
@@ -29,7 +32,7 @@ pub(in crate::cpu) struct Heads {
 /// [`Op::RopeStore`](crate::model::program::Op::RopeStore), of `n` rows.
 pub(in crate::cpu) fn store<B: ModelBytes>(
     context: &Context<'_, B>,
-    Heads { layer, buffers: [q, k, v], norm, eps }: Heads,
+    Heads { layer, rotation, buffers: [q, k, v], norm, eps }: Heads,
     n: usize,
     rows: &Rows<'_>,
     caches: &mut [&mut CpuCache<'_>],
@@ -41,17 +44,22 @@ pub(in crate::cpu) fn store<B: ModelBytes>(
     let (head_dim, half) = (heads.dim, heads.dim / 2);
     let (q_size, kv_size) = (heads.query * heads.dim, heads.kv * heads.dim);
     let norms = norm.map(|norm| (weights.vector(norm.q), weights.vector(norm.k)));
+    let pairs = program.rotations.get(rotation).map_or(0, |rope| rope.speeds().len());
     let Scratch { buffers, current, .. } = scratch;
+    let first = rotation * current.rotation_len;
     let [q, k, v] = buffers.disjoint([(q, n * q_size), (k, n * kv_size), (v, n * kv_size)])?;
     each_segment(layer, rows, caches, current, |cache, rows, start| {
         let range = |cols: usize| rows.start * cols..rows.end * cols;
+        let angles = first + rows.start * half..first + rows.end * half;
         let segment = Rotated {
             isa,
             norms,
             eps,
             pairing: program.pairing,
-            cos: &current.cos[range(half)],
-            sin: &current.sin[range(half)],
+            pairs,
+            query_scale: program.query_scale,
+            cos: &current.cos[angles.clone()],
+            sin: &current.sin[angles],
             layer,
             start,
             head_dim,
@@ -77,7 +85,7 @@ fn rope_store<C: FlashCodec>(segment: Rotated<'_>, storage: KvStorage<'_, C>) {
 /// [`Op::Attention`](crate::model::program::Op::Attention), of `n` rows.
 pub(in crate::cpu) fn attend<B: ModelBytes>(
     context: &Context<'_, B>,
-    layer: usize,
+    (layer, window): (usize, Option<NonZeroU32>),
     (q, out): (BufferId, BufferId),
     n: usize,
     rows: &Rows<'_>,
@@ -91,7 +99,7 @@ pub(in crate::cpu) fn attend<B: ModelBytes>(
     let [q, out] = buffers.disjoint([(q, n * size), (out, n * size)])?;
     each_segment(layer, rows, caches, current, |cache, rows, start| {
         let range = rows.start * size..rows.end * size;
-        let (q, out, pattern) = (&q[range.clone()], &mut out[range], cache.attention);
+        let (q, out, pattern) = (&q[range.clone()], &mut out[range], cache.attention.within(window)?);
         with_codec!(cache.format, C => {
             let storage: KvStorage<'_, C> = cache.storage()?;
             let attention = CausalAttention { cache: &storage, layer, start, group, pattern, slopes, q };
@@ -128,6 +136,10 @@ struct Rotated<'a> {
     norms: Option<(&'a [f32], &'a [f32])>,
     eps: f32,
     pairing: RopePairing,
+    /// How many pairs of a head are rotated, the first ones.
+    pairs: usize,
+    /// What queries are multiplied by.
+    query_scale: f32,
     /// `(tokens, head_dim / 2)`
     cos: &'a [f32],
     sin: &'a [f32],
@@ -165,16 +177,21 @@ impl<C: FlashCodec> SimdOp for QkNormRopeStore<'_, C> {
         let tokens = tokens.zip(segment.v.chunks_exact(segment.kv_size)).zip(angles);
         for (t, (((q, k), v), (cos, sin))) in tokens.enumerate() {
             let norms = segment.norms.map_or([None, None], |(q, k)| [Some(q), Some(k)]);
+            let (cos, sin) = (&cos[..segment.pairs], &sin[..segment.pairs]);
             for (heads, norm) in [&mut *q, &mut *k].into_iter().zip(norms) {
                 for head in heads.chunks_exact_mut(d) {
                     if let Some(norm) = norm {
                         rmsnorm_in_place(head, norm, segment.eps);
                     }
+                    let rotated = &mut head[..2 * segment.pairs];
                     match segment.pairing {
-                        RopePairing::Neox => rotate(head, cos, sin),
-                        RopePairing::Interleaved => rotate_interleaved(head, cos, sin),
+                        RopePairing::Neox => rotate(rotated, cos, sin),
+                        RopePairing::Interleaved => rotate_interleaved(rotated, cos, sin),
                     }
                 }
+            }
+            if cfg!(feature = "variants") && segment.query_scale != 1.0 {
+                q.iter_mut().for_each(|q| *q *= segment.query_scale);
             }
             storage.write(segment.layer, segment.start + t, k, v);
             C::prepare(segment.isa, q, d);

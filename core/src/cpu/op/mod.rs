@@ -6,10 +6,12 @@
 
 pub mod argmax;
 pub(super) mod attention;
+pub(super) mod elementwise;
 pub(super) mod embed;
 pub(super) mod exchange;
 pub mod exp;
 pub(super) mod experts;
+pub mod gated;
 pub(super) mod linear;
 pub(super) mod readout;
 pub mod rmsnorm;

@@ -6,6 +6,7 @@ use core::ops::Range;
 use heapless::Vec as ArrayVec;
 
 use super::argmax;
+use super::elementwise;
 use super::linear::products;
 use super::rmsnorm;
 use crate::cpu::context::Context;
@@ -47,11 +48,16 @@ pub(in crate::cpu) fn read_out<B: ModelBytes>(
         scratch.products.window.announce(None);
     }
     for op in &program.head {
-        let Op::RmsNorm { x, weight, eps, out } = *op else {
-            let found = Name::new("head");
-            return Err(error!(Unsupported { key: Name::new("operation"), found, expected: "a norm" }));
-        };
-        rmsnorm::run(context, x, weight, eps, out, n, scratch)?;
+        match *op {
+            Op::RmsNorm { x, weight, eps, out } => rmsnorm::run(context, x, weight, eps, out, n, scratch)?,
+            Op::Scale { x, cols, factor } if cfg!(feature = "variants") => {
+                elementwise::scale(x, factor, n * cols, scratch);
+            }
+            _ => {
+                let found = Name::new("head");
+                return Err(error!(Unsupported { key: Name::new("operation"), found, expected: "a norm" }));
+            }
+        }
     }
     let mut wanted = rows.wanted().enumerate().peekable();
     while let Some((first, one)) = wanted.next() {

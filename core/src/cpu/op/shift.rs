@@ -33,7 +33,7 @@ pub(crate) struct Shift<'a, 'b, C> {
     pub(crate) by: usize,
     /// Which elements of a key are rotated together.
     pub(crate) pairing: RopePairing,
-    /// The rotation by the distance of their tokens, both `(head_dim / 2)`.
+    /// The rotation by the distance of their tokens, both `(pairs)`, of the first elements of a head.
     pub(crate) cos: &'a [f32],
     pub(crate) sin: &'a [f32],
     /// Scratch memory, `(head_dim)`.
@@ -49,9 +49,10 @@ impl<C: KvCodec> SimdOp for Shift<'_, '_, C> {
         for head in self.layer * heads..(self.layer + 1) * heads {
             for position in self.from.clone() {
                 self.cache.key(head, position, self.key);
+                let rotated = &mut self.key[..2 * self.cos.len()];
                 match self.pairing {
-                    RopePairing::Neox => rotate(self.key, self.cos, self.sin),
-                    RopePairing::Interleaved => rotate_interleaved(self.key, self.cos, self.sin),
+                    RopePairing::Neox => rotate(rotated, self.cos, self.sin),
+                    RopePairing::Interleaved => rotate_interleaved(rotated, self.cos, self.sin),
                 }
                 self.cache.set_key(head, position - self.by, self.key);
                 self.cache.copy_value(head, position, position - self.by);

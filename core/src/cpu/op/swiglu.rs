@@ -5,25 +5,8 @@ use super::exp::exp;
 use crate::cpu::context::Context;
 use crate::cpu::isa::Isa;
 use crate::cpu::parallel::for_each_chunk;
-use crate::cpu::scratch::Scratch;
 use crate::cpu::simd::{SimdOp, dispatch};
-use crate::error::Result;
-use crate::model::program::BufferId;
 use crate::model::weights::ModelBytes;
-
-/// [`Op::Swiglu`](crate::model::program::Op::Swiglu), of `n` rows.
-pub(in crate::cpu) fn run<B: ModelBytes>(
-    context: &Context<'_, B>,
-    gate: BufferId,
-    up: BufferId,
-    n: usize,
-    scratch: &mut Scratch<'_>,
-) -> Result<()> {
-    let cols = context.weights.program().cols(up);
-    let [gate, up] = scratch.buffers.disjoint([(gate, n * cols), (up, n * cols)])?;
-    gate_rows(context, gate, up, cols);
-    Ok(())
-}
 
 /// `gate = silu(gate) * up`, both `(rows, cols)`.
 pub(super) fn gate_rows<B: ModelBytes>(context: &Context<'_, B>, gate: &mut [f32], up: &[f32], cols: usize) {
