@@ -152,7 +152,8 @@ impl Taught {
 /// ```
 ///
 /// # Errors
-/// [`Error::Option`] for a model that has adapters, [`Error::Train`] for conversations that are longer than its context.
+/// [`Error::Option`] for a model that has adapters, or cannot have any (see [`Model::adapted`]), for conversations that are longer than
+/// its context, and for a rank out of range; [`Error::Train`] for other options that are.
 pub fn teach(
     model: &Model,
     facts: &[Fact],
@@ -164,6 +165,8 @@ pub fn teach(
             "a model without adapters: what several were taught, one can be taught together".into();
         return Err(Error::Option { name: "lora", found: "a model with an adapter".into(), expected });
     }
+    // What cannot be adapted at the end is refused before the work.
+    model.adapted(&[])?;
     let (exam, rehearsed) = questions(settings, facts);
     let mut asked = Asked::new(model)?;
     let mut pool = Vec::new();
