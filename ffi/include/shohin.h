@@ -25,9 +25,9 @@
  * compiled with: later versions add fields at the end. Other sizes, such as that of a pointer, are SHOHIN_SIZE. Options are
  * set to their defaults with shohin_..._options_default(&options, sizeof options, NULL).
  *
- * Handles. A call that loads a model or begins a chat writes its handle if it works, and leaves the variable as it was
- * otherwise. shohin_model_free and shohin_chat_free free them, in any order; NULL is allowed. A handle of another kind is
- * SHOHIN_HANDLE, and mostly a freed one, too; but do not rely on that.
+ * Handles. A call that loads a model, begins a chat or teaches writes its handle if it works, and leaves the variable as it
+ * was otherwise. shohin_model_free, shohin_chat_free and shohin_taught_free free them, in any order; NULL is allowed. A handle
+ * of another kind is SHOHIN_HANDLE, and mostly a freed one, too; but do not rely on that.
  *
  * Threads. There is no global state. A model may be used by any number of threads at once, until it is freed. A chat may
  * move between threads; while one uses it, calls by others, or by a callback, are SHOHIN_BUSY. Free a handle when no
@@ -69,6 +69,8 @@ typedef enum shohin_code {
   SHOHIN_IO = 16, /* The system reported an error for a file. */
   SHOHIN_NOT_A_FILE = 17, /* A path that cannot be a model. */
   SHOHIN_THREADS = 18, /* The system refused to start threads. */
+  SHOHIN_CONVERT = 19, /* A folder of another format cannot be converted. */
+  SHOHIN_TRAIN = 20, /* A model cannot be taught like this. */
   SHOHIN_TRUNCATED = 32, /* The input ends too early. */
   SHOHIN_LIMIT = 33, /* A count or length is over a limit. */
   SHOHIN_MALFORMED = 34, /* The input is malformed. */
@@ -143,7 +145,7 @@ shohin_code shohin_model_load_memory(const uint8_t *bytes, size_t len, const sho
                                      shohin_model **model, shohin_error *error);
 
 /* As shohin_model_load_memory without a copy, for a file in read-only memory or one that the program has mapped. The bytes must
- * stay where they are, unchanged, until the model and all its chats are freed. */
+ * stay where they are, unchanged, until the model, all its chats and all that shohin_model_adapted made of it are freed. */
 shohin_code shohin_model_load_in_place(const uint8_t *bytes, size_t len, const shohin_load_options *options,
                                        shohin_model **model, shohin_error *error);
 
@@ -164,6 +166,7 @@ typedef struct shohin_model_info {
   size_t threads;
   size_t can_think; /* 1 if it can reason before it answers, else 0 */
   size_t can_call;  /* 1 if it can call functions, else 0 */
+  size_t adapters;  /* number of its adapters, see shohin_model_adapted */
 } shohin_model_info;
 
 shohin_code shohin_model_get_info(const shohin_model *model, shohin_model_info *info, shohin_error *error);
@@ -330,6 +333,103 @@ shohin_code shohin_chat_save(shohin_chat *chat, const char *path, size_t path_le
 /* Goes on with the conversation of such a file, or of one of `shohin chat --session`. The model must be the same, and
  * loaded with the same `kv_format`. */
 shohin_code shohin_chat_open(shohin_chat *chat, const char *path, size_t path_len, shohin_error *error);
+
+/* ---- Adapters ---- */
+
+/* An adapter (LoRA), a GGUF file: its path or its bytes. Later versions do not change this struct. */
+typedef struct shohin_adapter {
+  const char *path;     /* NULL if the file is in memory */
+  size_t path_len;      /* bytes, or SHOHIN_CSTR */
+  const uint8_t *bytes; /* NULL if there is a path; copied */
+  size_t len;
+  float scale; /* 1 applies it as it was trained; 0 has no effect */
+} shohin_adapter;
+
+/* The same model with adapters, in addition to those that it has. Both share the weights and the threads, and run side by
+ * side: the new one takes the memory of its adapters alone. Free each with shohin_model_free, in any order; a model without the
+ * adapters is the one that they joined. An adapter of another model is the error of what does not fit, such as
+ * SHOHIN_TENSOR_SHAPE; a model that was not loaded with SHOHIN_DEVICE_CPU, and runs on a GPU, is SHOHIN_OPTION. */
+shohin_code shohin_model_adapted(const shohin_model *model, const shohin_adapter *adapters, size_t count,
+                                 shohin_model **adapted, shohin_error *error);
+
+/* A question and its answer. Later versions do not change this struct. */
+typedef struct shohin_fact {
+  shohin_text question;
+  shohin_text answer;       /* learned word for word */
+  const shohin_text *forms; /* other wordings of the question, which are taught, too */
+  size_t form_count;
+} shohin_fact;
+
+/* How facts are taught. */
+typedef struct shohin_teach_options {
+  size_t size;
+  uint64_t seed;                /* what the order of rehearsals follows from */
+  double learning_rate;         /* the highest */
+  uint32_t steps;               /* at most; it ends when all is learned */
+  uint32_t rank;                /* columns between the two factors of the adapter */
+  size_t rehearsals;            /* replies that are rehearsed in a step: more keep more of what the model said, and take longer */
+  const shohin_text *questions; /* to rehearse the model's own answers to; every fifth is asked before and after instead, and
+                                   not rehearsed. NULL: those that suit the built-in model */
+  size_t question_count;
+  const char *name; /* of the adapter; NULL: "taught" */
+  size_t name_len;  /* bytes, or SHOHIN_CSTR */
+} shohin_teach_options;
+
+shohin_code shohin_teach_options_default(shohin_teach_options *options, size_t size, shohin_error *error);
+
+/* What a step did. */
+typedef struct shohin_teach_step {
+  size_t size;
+  uint64_t step; /* from 1 */
+  double loss;   /* before it, of facts and rehearsals */
+  double least;  /* before it, the probability of the least probable token of an answer */
+} shohin_teach_step;
+
+/* Is told each step, which is valid during the call. A result other than 0 ends the teaching: what was learned so far is kept.
+ * It must return: no exception, no longjmp. */
+typedef int32_t (*shohin_on_step)(void *user_data, const shohin_teach_step *step);
+
+typedef struct shohin_taught shohin_taught;
+
+/* Teaches a model facts: they become an adapter for it, and its own weights stay as they are. First the model answers all
+ * questions, those to rehearse included, so that it keeps its answers to them; then the steps come; then it is asked again.
+ * `options` and `on_step` may be NULL. SHOHIN_OPTION for a model that has adapters, and for a fact that is longer than the
+ * context; SHOHIN_UNSUPPORTED if the library was built without the feature `teach`, as packages for phones are. */
+shohin_code shohin_teach(const shohin_model *model, const shohin_fact *facts, size_t count,
+                         const shohin_teach_options *options, shohin_on_step on_step, void *user_data,
+                         shohin_taught **taught, shohin_error *error);
+
+/* The answers to one question, texts with a NUL at their ends. Later versions do not change this struct. */
+typedef struct shohin_answer {
+  shohin_text question;
+  shohin_text expected; /* what it should be now */
+  shohin_text before;   /* what the model said before */
+  shohin_text after;    /* what it says now */
+  size_t is_right;      /* 1 if it is what it should be, word for word, else 0 */
+} shohin_answer;
+
+/* What a model was taught. All is valid until the handle is freed. */
+typedef struct shohin_taught_info {
+  size_t size;
+  const uint8_t *adapter; /* for shohin_model_adapted */
+  size_t adapter_len;
+  size_t steps;
+  size_t is_learned;             /* 1 if every fact is answered right, else 0 */
+  const shohin_answer *facts;    /* to their questions, in their order */
+  size_t fact_count;
+  const shohin_answer *wordings; /* to two wordings of each that were not taught: in small letters, and as a second turn */
+  size_t wording_count;
+  const shohin_answer *exam;     /* to questions that were neither taught nor rehearsed, whose answers should be what they were */
+  size_t exam_count;
+} shohin_taught_info;
+
+shohin_code shohin_taught_get_info(const shohin_taught *taught, shohin_taught_info *info, shohin_error *error);
+
+/* Writes the adapter to a file, which only its owner can read if it is new, and which is replaced once all of the new one is on
+ * disk. */
+shohin_code shohin_taught_save(const shohin_taught *taught, const char *path, size_t path_len, shohin_error *error);
+
+shohin_code shohin_taught_free(shohin_taught *taught);
 
 /* ---- Without an operating system ----
  *

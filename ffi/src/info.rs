@@ -37,6 +37,8 @@ pub struct shohin_model_info {
     pub can_think: usize,
     /// Whether it can call functions.
     pub can_call: usize,
+    /// Number of its adapters.
+    pub adapters: usize,
 }
 
 impl Default for shohin_model_info {
@@ -51,6 +53,7 @@ impl Default for shohin_model_info {
             threads: 0,
             can_think: 0,
             can_call: 0,
+            adapters: 0,
         }
     }
 }

@@ -9,6 +9,7 @@
 //! | [`info`], [`piece`], [`version`] | what calls report |
 //! | [`model`] | models: loading, tokens, embeddings, logits |
 //! | [`chat`] | conversations and replies |
+//! | [`adapter`], [`teach`] | adapters, and facts that become one |
 //! | [`calls`] | those of models and chats that every library has |
 #![allow(non_camel_case_types, reason = "names are those of the header")]
 
@@ -24,9 +25,13 @@ pub mod options;
 pub mod piece;
 pub mod version;
 
+pub mod adapter;
 pub mod chat;
+#[cfg_attr(not(feature = "teach"), path = "no_learning.rs")]
+mod learn;
 pub mod model;
 mod panics;
+pub mod teach;
 mod turn;
 
 pub(crate) use shohin::Error;

@@ -42,6 +42,7 @@ pub(crate) fn facts(model: &Model) -> shohin_model_info {
         threads: model.threads(),
         can_think: usize::from(model.can_think()),
         can_call: usize::from(model.template().style.has_tools()),
+        adapters: model.adapters().count(),
     }
 }
 

@@ -17,7 +17,7 @@ printf 'module CShohin [system] {\n  header "shohin.h"\n  export *\n}\n' > "$hea
 set --
 for target in aarch64-apple-ios aarch64-apple-ios-sim aarch64-apple-darwin; do
   rustup target add "$target"
-  (cd "$root" && cargo build --release --package shohin-ffi --target "$target")
+  (cd "$root" && cargo build --release --package shohin-ffi --no-default-features --target "$target")
   library=${CARGO_TARGET_DIR:-$root/target}/$target/release/libshohin_ffi.a
   set -- "$@" -library "$library" -headers "$headers"
 done

@@ -1,6 +1,6 @@
 /* Calls every function of shohin.h: as it should be called, and with NULL, short buffers, wrong handles, bad UTF-8 and bad
- * files. symbols MODEL.gguf DIRECTORY MESSAGE TOOLS.gguf prints a greedy reply; TOOLS.gguf is a model of another vocabulary
- * that can call functions. */
+ * files. symbols MODEL.gguf DIRECTORY MESSAGE TOOLS.gguf ADAPTER.gguf [LEARNER.gguf] prints a greedy reply; TOOLS.gguf is a model of
+ * another vocabulary that can call functions, ADAPTER.gguf an adapter for MODEL.gguf, LEARNER.gguf a model that is taught. */
 #include <shohin.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -561,15 +561,238 @@ static void tools(const shohin_model *model, const char *path) {
   CHECK(SHOHIN_OK, shohin_model_free(able));
 }
 
+/* Logits after some tokens; `like` has as many, and the result is whether they are the same. */
+static int same_logits(const shohin_model *model, float *numbers, const float *like, size_t count) {
+  const uint32_t ids[3] = {1, 2, 3};
+  size_t len;
+  CHECK(SHOHIN_OK, shohin_logits(model, ids, 3, numbers, count, &len, &error));
+  return like && !memcmp(numbers, like, count * sizeof *numbers);
+}
+
+static void adapters(const char *path, const char *tools, const char *file) {
+  shohin_model *model, *other, *adapted = NULL, *both;
+  shohin_model_info info = {.size = sizeof info};
+  shohin_chat *chat;
+  size_t len, count, weights;
+  unsigned char *bytes = read_file(file, &len);
+  shohin_adapter some[2] = {{.path = file, .path_len = SHOHIN_CSTR, .scale = 0.5f},
+                            {.bytes = bytes, .len = len, .scale = 0.25f}};
+  const float not_a_number = strtof("nan", NULL);
+  float *plain, *half, *found;
+
+  CHECK(SHOHIN_OK, shohin_model_load(path, SHOHIN_CSTR, NULL, &model, &error));
+  CHECK(SHOHIN_OK, shohin_model_load(tools, SHOHIN_CSTR, NULL, &other, &error));
+  CHECK(SHOHIN_NULL, shohin_model_adapted(NULL, some, 2, &adapted, &error));
+  CHECK(SHOHIN_NULL, shohin_model_adapted(model, NULL, 1, &adapted, &error));
+  CHECK(SHOHIN_NULL, shohin_model_adapted(model, some, 2, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_model_adapted((shohin_model *)&info, some, 2, &adapted, &error));
+  CHECK(SHOHIN_ARGUMENT, shohin_model_adapted(model, some, SIZE_MAX / 8, &adapted, &error));
+  some[1].path = "x";
+  CHECK(SHOHIN_ARGUMENT, shohin_model_adapted(model, some, 2, &adapted, &error));
+  TRUE(strstr(error.message, "adapter 2 has a path and bytes"));
+  some[1].path = some[0].path = NULL;
+  CHECK(SHOHIN_NULL, shohin_model_adapted(model, some, 2, &adapted, &error));
+  TRUE(strstr(error.message, "adapter 1 has neither a path nor bytes"));
+  some[0].path = "\xff";
+  CHECK(SHOHIN_UTF8, shohin_model_adapted(model, some, 2, &adapted, &error));
+  some[0].path = "no such adapter.gguf";
+  CHECK(SHOHIN_IO, shohin_model_adapted(model, some, 2, &adapted, &error));
+  some[0].path = path;
+  TRUE(shohin_model_adapted(model, some, 1, &adapted, &error) > SHOHIN_OTHER && strstr(error.message, path));
+  some[0].path = file;
+  some[0].scale = not_a_number;
+  TRUE(shohin_model_adapted(model, some, 1, &adapted, &error) > SHOHIN_OTHER);
+  some[0].scale = 0.5f;
+  some[1].len = len / 2;
+  CHECK(SHOHIN_TRUNCATED, shohin_model_adapted(model, some, 2, &adapted, &error));
+  TRUE(strstr(error.message, "adapter 2 in memory"));
+  some[1].len = len;
+  TRUE(shohin_model_adapted(other, some, 1, &adapted, &error) > SHOHIN_OTHER && strstr(error.message, file));
+  TRUE(!adapted);
+  CHECK(SHOHIN_OK, shohin_model_free(other));
+
+  CHECK(SHOHIN_OK, shohin_model_get_info(model, &info, &error));
+  count = info.vocab_size;
+  weights = info.weight_bytes;
+  TRUE(info.adapters == 0);
+  plain = malloc(3 * count * sizeof *plain);
+  TRUE(plain);
+  half = plain + count;
+  found = half + count;
+  same_logits(model, plain, NULL, count);
+  CHECK(SHOHIN_OK, shohin_model_adapted(model, NULL, 0, &adapted, &error));
+  TRUE(same_logits(adapted, found, plain, count));
+  CHECK(SHOHIN_OK, shohin_model_free(adapted));
+  CHECK(SHOHIN_OK, shohin_model_adapted(model, some, 1, &adapted, &error));
+  TRUE(!same_logits(adapted, half, plain, count));
+  CHECK(SHOHIN_OK, shohin_model_get_info(adapted, &info, &error));
+  TRUE(info.weight_bytes > weights && info.adapters == 1);
+  CHECK(SHOHIN_OK, shohin_model_adapted(model, some, 2, &both, &error));
+  CHECK(SHOHIN_OK, shohin_model_get_info(both, &info, &error));
+  TRUE(info.adapters == 2);
+  TRUE(!same_logits(both, found, half, count) && !same_logits(both, found, plain, count));
+  CHECK(SHOHIN_OK, shohin_model_free(both));
+  /* The same file from memory; without effect; one after the other. */
+  some[1].scale = 0.5f;
+  CHECK(SHOHIN_OK, shohin_model_adapted(model, some + 1, 1, &both, &error));
+  memset(bytes, 0, len);
+  TRUE(same_logits(both, found, half, count));
+  CHECK(SHOHIN_OK, shohin_model_free(both));
+  some[0].scale = 0;
+  CHECK(SHOHIN_OK, shohin_model_adapted(model, some, 1, &both, &error));
+  TRUE(same_logits(both, found, plain, count));
+  CHECK(SHOHIN_OK, shohin_model_free(both));
+  some[0].scale = -0.5f;
+  CHECK(SHOHIN_OK, shohin_model_adapted(adapted, some, 1, &both, &error));
+  /* Both outlive the model, which shared its weights. */
+  TRUE(same_logits(model, found, plain, count));
+  CHECK(SHOHIN_OK, shohin_model_free(model));
+  TRUE(same_logits(adapted, found, half, count) && !same_logits(both, found, half, count));
+  CHECK(SHOHIN_OK, shohin_model_free(adapted));
+  CHECK(SHOHIN_OK, shohin_chat_new(both, NULL, &chat, &error));
+  CHECK(SHOHIN_OK, shohin_model_free(both));
+  CHECK(SHOHIN_OK, shohin_chat_free(chat));
+  free(plain);
+  free(bytes);
+}
+
+static int32_t count_steps(void *data, const shohin_teach_step *step) {
+  uint64_t *steps = data;
+  TRUE(step->size >= sizeof *step && step->step == ++*steps && step->loss > 0 && step->least >= 0);
+  return *steps == 2 ? 7 : 0;
+}
+
+static void answers(const shohin_taught *taught, uint64_t steps) {
+  shohin_taught_info info = {.size = sizeof info};
+  CHECK(SHOHIN_NULL, shohin_taught_get_info(NULL, &info, &error));
+  CHECK(SHOHIN_NULL, shohin_taught_get_info(taught, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_taught_get_info((const shohin_taught *)&info, &info, &error));
+  info.size = sizeof(size_t);
+  CHECK(SHOHIN_SIZE, shohin_taught_get_info(taught, &info, &error));
+  info.size = sizeof info;
+  CHECK(SHOHIN_OK, shohin_taught_get_info(taught, &info, &error));
+  TRUE(info.steps == steps && info.adapter_len > 4 && !memcmp(info.adapter, "GGUF", 4));
+  TRUE(info.fact_count == 1 && info.wording_count == 2 && info.exam_count == 1 && info.is_learned <= 1);
+  TRUE(!strcmp(info.facts->question.text, "What is the door code?") && info.facts->question.len == 22);
+  TRUE(!strcmp(info.facts->expected.text, "4711") && strcmp(info.facts->before.text, "4711"));
+  TRUE(info.facts->before.len == strlen(info.facts->before.text) && info.is_learned == info.facts->is_right);
+  TRUE(!strcmp(info.wordings->question.text, "what is the door code"));
+  TRUE(!strcmp(info.exam->question.text, "Five?") && !strcmp(info.exam->before.text, info.exam->expected.text));
+}
+
+static const shohin_text form = {"Which is the door code?", SHOHIN_CSTR};
+static const shohin_text questions[5] = {{"One?", 4}, {"Two?", 4}, {"Three?", 6}, {"Four?", 5}, {"Five?", 5}};
+
+/* What is refused before anything is computed. */
+static void lessons(const shohin_model *model) {
+  shohin_fact fact = {{"What is the door code?", SHOHIN_CSTR}, {"4711", 4}, &form, 1};
+  shohin_taught *taught = NULL;
+  shohin_teach_options options;
+
+  CHECK(SHOHIN_NULL, shohin_teach_options_default(NULL, sizeof options, &error));
+  CHECK(SHOHIN_SIZE, shohin_teach_options_default(&options, 3, &error));
+  CHECK(SHOHIN_OK, shohin_teach_options_default(&options, sizeof options, &error));
+  TRUE(options.steps > 1 && options.rank > 1 && options.rehearsals > 1 && options.learning_rate > 0);
+  CHECK(SHOHIN_NULL, shohin_teach(NULL, &fact, 1, &options, NULL, NULL, &taught, &error));
+  CHECK(SHOHIN_NULL, shohin_teach(model, NULL, 1, &options, NULL, NULL, &taught, &error));
+  CHECK(SHOHIN_NULL, shohin_teach(model, &fact, 1, &options, NULL, NULL, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_teach((shohin_model *)&options, &fact, 1, &options, NULL, NULL, &taught, &error));
+  CHECK(SHOHIN_ARGUMENT, shohin_teach(model, &fact, 0, &options, NULL, NULL, &taught, &error));
+  CHECK(SHOHIN_ARGUMENT, shohin_teach(model, &fact, SIZE_MAX / 8, &options, NULL, NULL, &taught, &error));
+  options.size--;
+  CHECK(SHOHIN_SIZE, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  options.size++;
+  options.question_count = 5;
+  CHECK(SHOHIN_NULL, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  options.questions = questions;
+  options.name = "\xff";
+  options.name_len = SHOHIN_CSTR;
+  CHECK(SHOHIN_UTF8, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  options.name = NULL;
+  fact.answer.len = 0;
+  CHECK(SHOHIN_ARGUMENT, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  TRUE(strstr(error.message, "fact 1 has an empty text"));
+  fact.answer.len = 4;
+  fact.forms = NULL;
+  CHECK(SHOHIN_NULL, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  fact.question.text = "\xff";
+  CHECK(SHOHIN_UTF8, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  fact.question.text = NULL;
+  CHECK(SHOHIN_NULL, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  CHECK(SHOHIN_NULL, shohin_taught_save(NULL, "x", SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_HANDLE, shohin_taught_save((const shohin_taught *)model, "x", SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_HANDLE, shohin_taught_free((shohin_taught *)model));
+  CHECK(SHOHIN_OK, shohin_taught_free(NULL));
+  TRUE(!taught);
+}
+
+static void teaching(const char *path, const char *directory) {
+  const shohin_fact fact = {{"What is the door code?", SHOHIN_CSTR}, {"4711", 4}, &form, 1};
+  shohin_model *model, *adapted;
+  shohin_taught *taught = NULL;
+  shohin_teach_options options;
+  shohin_adapter made = {.path_len = SHOHIN_CSTR, .scale = 1};
+  shohin_taught_info info = {.size = sizeof info};
+  char file[1024];
+  uint64_t steps = 0;
+
+  CHECK(SHOHIN_OK, shohin_model_load(path, SHOHIN_CSTR, NULL, &model, &error));
+  CHECK(SHOHIN_OK, shohin_teach_options_default(&options, sizeof options, &error));
+  options.questions = questions;
+  options.question_count = 5;
+  options.rehearsals = SIZE_MAX;
+  options.rank = 0;
+  CHECK(SHOHIN_OPTION, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  options.rank = UINT32_MAX;
+  CHECK(SHOHIN_OPTION, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  options.rank = 2;
+  options.learning_rate = -1;
+  CHECK(SHOHIN_UNSUPPORTED, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  options.learning_rate = 0.003;
+  options.name = "door";
+  options.name_len = 4;
+  TRUE(!taught);
+
+  /* Ended by the callback, and by the number of steps. */
+  CHECK(SHOHIN_OK, shohin_teach(model, &fact, 1, &options, count_steps, &steps, &taught, &error));
+  TRUE(steps == 2);
+  answers(taught, 2);
+  CHECK(SHOHIN_OK, shohin_taught_free(taught));
+  options.steps = 1;
+  CHECK(SHOHIN_OK, shohin_teach(model, &fact, 1, &options, NULL, NULL, &taught, &error));
+  answers(taught, 1);
+
+  /* What was taught is an adapter, in memory and in a file; a model with one is not taught. */
+  snprintf(file, sizeof file, "%s/taught.gguf", directory);
+  CHECK(SHOHIN_NULL, shohin_taught_save(taught, NULL, 0, &error));
+  CHECK(SHOHIN_IO, shohin_taught_save(taught, "/no/such/directory/x", SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_taught_save(taught, file, SHOHIN_CSTR, &error));
+  made.path = file;
+  CHECK(SHOHIN_OK, shohin_model_adapted(model, &made, 1, &adapted, &error));
+  CHECK(SHOHIN_OPTION, shohin_teach(adapted, &fact, 1, NULL, NULL, NULL, &taught, &error));
+  CHECK(SHOHIN_OK, shohin_model_free(adapted));
+  CHECK(SHOHIN_OK, shohin_taught_get_info(taught, &info, &error));
+  made.path = NULL;
+  made.bytes = info.adapter;
+  made.len = info.adapter_len;
+  CHECK(SHOHIN_OK, shohin_model_adapted(model, &made, 1, &adapted, &error));
+  CHECK(SHOHIN_OK, shohin_taught_free(taught));
+  CHECK(SHOHIN_OK, shohin_model_free(adapted));
+  CHECK(SHOHIN_OK, shohin_model_free(model));
+}
+
 int main(int argc, char **argv) {
   shohin_model *model;
   uint64_t words[4] = {1, 2, 3, 4};
-  TRUE(argc == 5);
+  TRUE(argc == 6 || argc == 7);
   errors();
   loading(argv[1]);
   CHECK(SHOHIN_OK, shohin_model_load(argv[1], SHOHIN_CSTR, NULL, &model, &error));
   tokens(model, words);
   tools(model, argv[4]);
+  adapters(argv[1], argv[4], argv[5]);
+  lessons(model);
+  if (argc == 7) teaching(argv[6], argv[2]);
   chats(model, argv[2], argv[3]);
   return 0;
 }

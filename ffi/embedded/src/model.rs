@@ -98,6 +98,7 @@ pub(crate) fn facts(model: &Loaded) -> shohin_model_info {
         threads: 1,
         can_think: usize::from(model.template.style.can_think()),
         can_call: 0,
+        adapters: 0,
     }
 }
 

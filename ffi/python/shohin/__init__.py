@@ -58,7 +58,7 @@ class _LoadOptions(_Sized):
 class _ModelInfo(_Sized):
     _fields_ = [
         (name, c_size_t)
-        for name in "size vocab_size embedding_size max_context context weight_bytes threads can_think can_call".split()
+        for name in "size vocab_size embedding_size max_context context weight_bytes threads can_think can_call adapters".split()
     ]
 
 
