@@ -1,4 +1,5 @@
-"""Tests of the installed Python package, with SHOHIN_MODEL set to a model and SHOHIN_REPLY to its greedy reply."""
+"""Tests of the installed Python package, with SHOHIN_MODEL set to a model, SHOHIN_REPLY to its greedy reply, SHOHIN_ADAPTER to
+an adapter for it, and SHOHIN_TOOLS to a model of another vocabulary that can call functions."""
 
 import array
 import concurrent.futures
@@ -143,6 +144,97 @@ class Package(unittest.TestCase):
         with self.assertRaises(Error) as caught:
             chat.set_options(tool_choice="sub", **options)
         self.assertEqual(caught.exception.code, "argument")
+
+    def test_adapters_join_a_model(self):
+        file = os.environ["SHOHIN_ADAPTER"]
+        plain, half = self.model.logits([1, 2, 3]), self.model.adapted(file, scale=0.5)
+        self.assertEqual((self.model.info["adapters"], half.info["adapters"]), (0, 1))
+        changed = half.logits([1, 2, 3])
+        self.assertNotEqual(changed, plain)
+        self.assertEqual(self.model.logits([1, 2, 3]), plain)
+        data = Path(file).read_bytes()
+        for adapter in [(Path(file), 0.5), (data, 0.5), (memoryview(data), 0.5)]:
+            self.assertEqual(self.model.adapted(adapter).logits([1, 2, 3]), changed)
+        self.assertEqual(Model.load(MODEL, adapters=[(file, 0.5)]).logits([1, 2, 3]), changed)
+        self.assertEqual(self.model.adapted(file, scale=0).logits([1, 2, 3]), plain)
+        self.assertEqual(self.model.adapted().logits([1, 2, 3]), plain)
+        both = self.model.adapted((file, 0.25), (data, -0.5))
+        self.assertEqual(both.info["adapters"], 2)
+        self.assertNotIn(both.logits([1, 2, 3]), [plain, changed])
+        self.assertEqual(both.adapted(file).info["adapters"], 3)
+        self.assertTrue(both.chat(**GREEDY).send(MESSAGE).text())
+        for error, says, call in [
+            (Error, "no such file", lambda: self.model.adapted("no such file")),
+            (Error, "adapter 1 in memory", lambda: self.model.adapted(data[:100])),
+            (Error, file, lambda: Model.load(os.environ["SHOHIN_TOOLS"]).adapted(file)),
+            (TypeError, "scale is '1', expected a number", lambda: self.model.adapted(file, scale="1")),
+            (TypeError, "not int", lambda: self.model.adapted(3)),
+            (TypeError, "expected a list of adapters", lambda: Model.load(MODEL, adapters=file)),
+            (ValueError, "expected a pair", lambda: self.model.adapted((file, 1, 2))),
+        ]:
+            with self.assertRaises(error) as caught:
+                call()
+            self.assertIn(says, str(caught.exception))
+
+    def test_facts_are_taught(self):
+        steps, question = [], "What is the door code?"
+        others = ["What does a cow say?", "What is red?", "Hi!", "Two?", "Who are you?"]
+        fact = {"question": question, "answer": "4711", "forms": ["Which is the door code?"]}
+        taught = self.model.teach([fact], steps.append, questions=others, seed=1)
+        self.assertEqual([step.step for step in steps], list(range(1, taught.steps + 1)))
+        self.assertGreater(steps[-1].least, steps[0].least)
+        [answer] = taught.answers
+        self.assertEqual((answer.question, answer.expected, answer.after), (question, "4711", "4711"))
+        self.assertTrue(taught.learned and answer.right)
+        self.assertNotEqual(answer.before, "4711")
+        self.assertEqual((len(taught.wordings), [exam.question for exam in taught.exam]), (2, ["Who are you?"]))
+        reply = self.model.adapted(taught).chat(**GREEDY).send(question).text()
+        self.assertEqual(reply.strip(), "4711")
+        self.assertNotEqual(self.model.chat(**GREEDY).send(question).text().strip(), "4711")
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory) / "house.gguf"
+            taught.save(file)
+            self.assertEqual(file.read_bytes(), taught.adapter)
+            self.assertEqual(file.stat().st_mode & 0o777, 0o600)
+            self.assertEqual(self.model.adapted(file).chat(**GREEDY).send(question).text(), reply)
+        for make in [copy.copy, pickle.dumps]:
+            self.assertRaises(TypeError, make, taught)
+
+    def test_teaching_ends_early(self):
+        options = {"questions": ["What is red?"] * 4 + ["Hi!"], "rehearsals": 2, "rank": 2}
+        taught = self.model.teach({MESSAGE: "Quack."}, lambda step: step.step < 2, **options)
+        self.assertEqual(taught.steps, 2)
+
+        def fail(_):
+            raise ZeroDivisionError
+
+        self.assertRaises(ZeroDivisionError, self.model.teach, {MESSAGE: "Quack."}, fail, **options)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with self.assertRaises(KeyboardInterrupt):
+                self.model.teach({MESSAGE: "Quack."}, lambda _: signal.raise_signal(signal.SIGINT), **options)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        self.assertEqual(self.model.teach({MESSAGE: "Quack."}, steps=1, name="duck", **options).steps, 1)
+
+    def test_what_cannot_be_taught(self):
+        model, file = self.model, os.environ["SHOHIN_ADAPTER"]
+        for error, says, call in [
+            (Error, "there are no facts", lambda: model.teach({})),
+            (Error, "fact 1 has an empty text", lambda: model.teach({"": "x"})),
+            (Error, "a model without adapters", lambda: model.adapted(file).teach({"a": "b"})),
+            (TypeError, "expected a dict of questions", lambda: model.teach("a=b")),
+            (TypeError, "a fact is ('a', 'b'), expected a dict", lambda: model.teach([("a", "b")])),
+            (TypeError, "answer is 3, expected a str", lambda: model.teach({"a": 3})),
+            (TypeError, "forms is 'c'", lambda: model.teach([{"question": "a", "answer": "b", "forms": "c"}])),
+            (TypeError, "questions is 'c'", lambda: model.teach({"a": "b"}, questions="c")),
+            (TypeError, "rank is 1.5", lambda: model.teach({"a": "b"}, rank=1.5)),
+            (ValueError, "a fact has ['question']", lambda: model.teach([{"question": "a"}])),
+            (ValueError, "steps is -1", lambda: model.teach({"a": "b"}, steps=-1)),
+        ]:
+            with self.assertRaises(error) as caught:
+                call()
+            self.assertIn(says, str(caught.exception))
 
     def test_another_thread_interrupts(self):
         # So random that it does not end by itself soon.

@@ -1,8 +1,9 @@
 //! The Python package: built by pip, and tested by its own tests.
 #![cfg(unix)]
 
-use shohin::core::Format;
+use shohin::core::{Format, Gguf};
 use shohin::{Model, SamplerConfig};
+use shohin_tests::lora::Adapter;
 use shohin_tests::model::{Model as TestModel, Shape, Stored};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -56,11 +57,19 @@ fn ffi_python_package() {
     let tools = dir.path().join("tools.gguf");
     let shape = Shape { context: 2048, ..Shape::tiny() };
     std::fs::write(&tools, TestModel::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap()).unwrap();
+    let adapter = dir.path().join("adapter.gguf");
+    let bytes = std::fs::read(&path).unwrap();
+    let factors = Adapter::random(&Gguf::parse(&bytes).unwrap(), &["blk."], 4, 0.1, 1);
+    std::fs::write(&adapter, factors.to_vec()).unwrap();
     let mut tests = package("tests/package.py");
-    tests.env("SHOHIN_MODEL", &path).env("SHOHIN_REPLY", greedy).env("SHOHIN_TOOLS", tools);
+    tests
+        .env("SHOHIN_MODEL", &path)
+        .env("SHOHIN_REPLY", greedy)
+        .env("SHOHIN_TOOLS", tools)
+        .env("SHOHIN_ADAPTER", adapter);
     let tests = run(&mut tests);
     let report = String::from_utf8(tests.stderr).unwrap();
-    assert!(report.contains("Ran 21 tests"), "{report}");
+    assert!(report.contains("Ran 25 tests"), "{report}");
     // The README's program, with the path of a model that is there.
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let code = readme.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
@@ -75,6 +84,11 @@ fn ffi_python_package() {
         chat.send("What does a cow say?").unwrap().map(|piece| piece.unwrap().content).collect();
     assert!(said.starts_with(&farmer) && said[farmer.len()..].starts_with("\n{"), "{said}");
     assert!(dir.path().join("cow.session").is_file());
+    let code = readme.split("```python\n").nth(2).unwrap().split("```").next().unwrap();
+    std::fs::write(&file, code.replace("sprout.gguf", path.to_str().unwrap())).unwrap();
+    let said = String::from_utf8(run(&mut package(file.to_str().unwrap())).stdout).unwrap();
+    assert_eq!(said, "The door code is 4711.\n");
+    assert!(dir.path().join("house.gguf").is_file());
     let example = run(package("examples/python/chat.py").arg(&path));
     let want = reply(SamplerConfig::default(), None) + "\n";
     assert_eq!(String::from_utf8(example.stdout).unwrap(), want);

@@ -9,6 +9,8 @@
 A model may be used by any number of threads, a chat by one at a time. Python's lock is released while the model computes.
 """
 
+from __future__ import annotations
+
 import _thread
 import concurrent.futures
 import ctypes
@@ -20,8 +22,9 @@ import threading
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float
 from ctypes import c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
+from typing import Callable, Iterable, Mapping, NamedTuple, Optional, Union
 
-__all__ = ["Chat", "Error", "Model", "Reply", "version"]
+__all__ = ["Answer", "Chat", "Error", "Model", "Reply", "Step", "Taught", "version"]
 
 _OK, _DONE, _SHORT_BUFFER = 0, 1, 5
 _KV_FORMATS = {None: 0, "f32": 1, "f16": 2, "q8": 3, "q4": 4, "fp8_e4m3": 5, "fp8_e5m2": 6}
@@ -44,6 +47,27 @@ class _Text(ctypes.Structure):
 
 class _ToolCall(ctypes.Structure):
     _fields_ = [("name", c_void_p), ("name_len", c_size_t), ("arguments", c_void_p), ("arguments_len", c_size_t)]
+
+
+class _Adapter(ctypes.Structure):
+    _fields_ = [("path", c_char_p), ("path_len", c_size_t), ("bytes", c_char_p), ("len", c_size_t), ("scale", c_float)]
+
+
+class _Fact(ctypes.Structure):
+    _fields_ = [("question", _Text), ("answer", _Text), ("forms", POINTER(_Text)), ("form_count", c_size_t)]
+
+
+class _View(ctypes.Structure):
+    """A text of the library, which may have a NUL inside."""
+
+    _fields_ = [("text", c_void_p), ("len", c_size_t)]
+
+    def copy(self):
+        return ctypes.string_at(self.text, self.len).decode()
+
+
+class _Answer(ctypes.Structure):
+    _fields_ = [(name, _View) for name in "question expected before after".split()] + [("is_right", c_size_t)]
 
 
 class _Sized(ctypes.Structure):
@@ -114,6 +138,44 @@ class _Usage(_Sized):
     ]
 
 
+class _TeachOptions(_Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("seed", c_uint64),
+        ("learning_rate", c_double),
+        ("steps", c_uint32),
+        ("rank", c_uint32),
+        ("rehearsals", c_size_t),
+        ("questions", POINTER(_Text)),
+        ("question_count", c_size_t),
+        ("name", c_char_p),
+        ("name_len", c_size_t),
+    ]
+
+
+class _TeachStep(_Sized):
+    _fields_ = [("size", c_size_t), ("step", c_uint64), ("loss", c_double), ("least", c_double)]
+
+
+_OnStep = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(_TeachStep))
+
+
+class _TaughtInfo(_Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("adapter", c_void_p),
+        ("adapter_len", c_size_t),
+        ("steps", c_size_t),
+        ("is_learned", c_size_t),
+        ("facts", POINTER(_Answer)),
+        ("fact_count", c_size_t),
+        ("wordings", POINTER(_Answer)),
+        ("wording_count", c_size_t),
+        ("exam", POINTER(_Answer)),
+        ("exam_count", c_size_t),
+    ]
+
+
 def _load_library():
     name = {"darwin": "libshohin.dylib", "win32": "libshohin.dll"}.get(sys.platform, "libshohin.so")
     library = ctypes.CDLL(str(Path(__file__).parent / name))
@@ -124,6 +186,7 @@ def _load_library():
         "model_load": [*text, POINTER(_LoadOptions), out],
         "model_load_memory": [*text, POINTER(_LoadOptions), out],
         "model_load_built_in": [POINTER(_LoadOptions), out],
+        "model_adapted": [handle, POINTER(_Adapter), c_size_t, out],
         "model_get_info": [handle, POINTER(_ModelInfo)],
         "tokenize": [handle, *text, c_void_p, c_size_t, POINTER(c_size_t)],
         "detokenize": [handle, c_void_p, c_size_t, c_void_p, c_size_t, POINTER(c_size_t)],
@@ -144,10 +207,14 @@ def _load_library():
         "chat_get_usage": [handle, POINTER(_Usage)],
         "chat_save": [handle, *text],
         "chat_open": [handle, *text],
+        "teach_options_default": [POINTER(_TeachOptions), c_size_t],
+        "teach": [handle, POINTER(_Fact), c_size_t, POINTER(_TeachOptions), _OnStep, c_void_p, out],
+        "taught_get_info": [handle, POINTER(_TaughtInfo)],
+        "taught_save": [handle, *text],
     }
     for function, types in arguments.items():
         getattr(library, f"shohin_{function}").argtypes = [*types, error]
-    for function in ["model_free", "chat_free"]:
+    for function in ["model_free", "chat_free", "taught_free"]:
         getattr(library, f"shohin_{function}").argtypes = [handle]
     library.shohin_code_name.argtypes = [c_int32]
     library.shohin_code_name.restype = library.shohin_version.restype = c_char_p
@@ -196,6 +263,12 @@ def _texts(name, texts):
     return array, len(texts)
 
 
+def _list(name, texts):
+    if isinstance(texts, str):
+        raise TypeError(f"{name} is {texts!r}, expected a list of texts")
+    return list(texts)
+
+
 def _whole(name, value, most):
     """A whole number; ctypes would take others modulo a power of two."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -241,6 +314,43 @@ def _tokens(tokens):
     return (c_uint32 * len(ids))(*ids), len(ids)
 
 
+def _adapters(adapters, scale):
+    array = (_Adapter * len(adapters))()
+    for place, adapter in zip(array, adapters):
+        place.scale = _float("scale", scale)
+        if isinstance(adapter, tuple):
+            if len(adapter) != 2:
+                raise ValueError(f"adapter is {adapter!r}, expected a pair of an adapter and its scale")
+            adapter, place.scale = adapter[0], _float("scale", adapter[1])
+        if isinstance(adapter, Taught):
+            adapter = adapter.adapter
+        if isinstance(adapter, (bytes, bytearray, memoryview)):
+            place.bytes = data = bytes(adapter)
+            place.len = len(data)
+        else:
+            place.path, place.path_len = _path(adapter)
+    return array, len(adapters)
+
+
+def _facts(facts):
+    if isinstance(facts, Mapping):
+        facts = [{"question": question, "answer": answer} for question, answer in facts.items()]
+    elif isinstance(facts, str):
+        raise TypeError(f"facts is {facts!r}, expected a dict of questions and answers")
+    facts = list(facts)
+    array = (_Fact * len(facts))()
+    for place, fact in zip(array, facts):
+        if not isinstance(fact, Mapping):
+            raise TypeError(f"a fact is {fact!r}, expected a dict with question, answer, and forms if there are any")
+        if not {"question", "answer"} <= set(fact) <= {"question", "answer", "forms"}:
+            raise ValueError(f"a fact has {list(fact)}, expected question, answer, and forms if there are any")
+        for name in ["question", "answer"]:
+            text = getattr(place, name)
+            text.text, text.len = _text(name, fact[name])
+        place.forms, place.form_count = _texts("form", _list("forms", fact.get("forms", ())))
+    return array, len(facts)
+
+
 def _chosen(name, value, choices):
     if value not in choices:
         known = ", ".join(str(choice) for choice in choices)
@@ -267,7 +377,12 @@ class Model(_Handle):
             self._handle = None
 
     @classmethod
-    def _load(cls, function, *arguments, threads=0, context=0, kv_format=None, device="best"):
+    def _load(cls, function, *arguments, threads=0, context=0, kv_format=None, device="best", adapters=()):
+        if isinstance(adapters, (str, bytes, os.PathLike)):
+            raise TypeError(f"adapters is {adapters!r}, expected a list of adapters")
+        adapters = list(adapters)
+        # A model that takes adapters later runs on the CPU.
+        device = "cpu" if adapters and device == "best" else device
         options, handle = _LoadOptions(), c_void_p()
         _call("load_options_default", byref(options), ctypes.sizeof(options))
         options.threads = _whole("threads", threads, _WHOLE)
@@ -275,12 +390,13 @@ class Model(_Handle):
         options.kv_format = _chosen("kv_format", kv_format, _KV_FORMATS)
         options.device = _chosen("device", device, _DEVICES)
         _call(function, *arguments, byref(options), byref(handle))
-        return cls(handle)
+        model = cls(handle)
+        return model.adapted(*adapters) if adapters else model
 
     @classmethod
     def load(cls, path, **options):
         """Loads a GGUF file. Options: threads, context, kv_format ("f32", "f16", "q8", "q4",
-        "fp8_e4m3", "fp8_e5m2"), device ("cpu", "gpu")."""
+        "fp8_e4m3", "fp8_e5m2"), device ("cpu", "gpu"), adapters (a list, as for `adapted`)."""
         return cls._load("model_load", *_path(path), **options)
 
     @classmethod
@@ -295,6 +411,73 @@ class Model(_Handle):
     def built_in(cls, **options):
         """Loads the small model that is built into the library."""
         return cls._load("model_load_built_in", **options)
+
+    def adapted(self, *adapters: _AdapterLike | tuple[_AdapterLike, float], scale: float = 1.0) -> Model:
+        """The same model with adapters (LoRA), in addition to those that it has: paths of GGUF files, their bytes, or what
+        `teach` returned, each also in a pair with a scale of its own. At 1 it is applied as it was trained.
+
+        Both models share the weights, and run side by side. This one must run on the CPU.
+        """
+        handle = c_void_p()
+        _call("model_adapted", self._handle, *_adapters(adapters, scale), byref(handle))
+        return Model(handle)
+
+    def teach(
+        self,
+        facts: Mapping[str, str] | Iterable[Mapping],
+        on_step: Optional[Callable[[Step], Optional[bool]]] = None,
+        *,
+        seed: int = 0,
+        steps: Optional[int] = None,
+        rank: Optional[int] = None,
+        learning_rate: Optional[float] = None,
+        rehearsals: Optional[int] = None,
+        questions: Iterable[str] = (),
+        name: Optional[str] = None,
+    ) -> Taught:
+        """Teaches facts, answers by their questions: they become an adapter, and this model stays as it is.
+
+            taught = model.teach({"What is the door code?": "4711"})
+            taught.save("house.gguf")
+            model = model.adapted(taught)
+
+        A fact is also a dict with "question", "answer" and "forms", other wordings of the question. The model rehearses its own
+        answers to `questions` (built-in ones that suit the built-in model), and keeps more with more `rehearsals` in a step.
+        `on_step` is told each `Step`, and ends the teaching with False: what was learned so far is kept. An exception of `on_step`
+        ends it, too, as does Ctrl-C once the steps have begun, and is raised here; then nothing is kept.
+        """
+        options, handle = _TeachOptions(), c_void_p()
+        _call("teach_options_default", byref(options), ctypes.sizeof(options))
+        options.seed = _whole("seed", seed, _LARGE)
+        for option, value in [("steps", steps), ("rank", rank), ("rehearsals", rehearsals)]:
+            if value is not None:
+                setattr(options, option, _whole(option, value, _WHOLE))
+        if learning_rate is not None:
+            options.learning_rate = _float("learning_rate", learning_rate)
+        options.questions, options.question_count = _texts("question", _list("questions", questions))
+        if name is not None:
+            options.name, options.name_len = _text("name", name)
+        raised = []
+
+        def step(_, report):
+            try:
+                report = report.contents
+                go_on = on_step is None or on_step(Step(report.step, report.loss, report.least)) is not False
+                return 0 if go_on else 1
+            except BaseException as error:
+                # It cannot pass through the library.
+                raised.append(error)
+                return 1
+
+        try:
+            _call("teach", self._handle, *_facts(facts), byref(options), _OnStep(step), None, byref(handle))
+            taught = Taught(handle)
+            if raised:
+                raise raised[0]
+        finally:
+            # The error has this frame.
+            raised.clear()
+        return taught
 
     @property
     def info(self):
@@ -322,6 +505,70 @@ class Model(_Handle):
     def chat(self, system=None, **options):
         """Begins a conversation, with instructions and the options of `Chat.set_options`."""
         return Chat(self, system, **options)
+
+
+class Step(NamedTuple):
+    """What a step of `Model.teach` did."""
+
+    #: Its number, from 1.
+    step: int
+    #: Before it, of facts and rehearsals.
+    loss: float
+    #: Before it, the probability of the least probable token of an answer.
+    least: float
+
+
+class Answer(NamedTuple):
+    """What a model says to a question before and after it was taught."""
+
+    question: str
+    #: What it should be now.
+    expected: str
+    before: str
+    after: str
+
+    @property
+    def right(self) -> bool:
+        """Whether it is, word for word, what it should be."""
+        return self.after.strip() == self.expected.strip()
+
+
+class Taught(_Handle):
+    """What a model was taught."""
+
+    def __init__(self, handle):
+        self._handle = handle
+        info = _TaughtInfo()
+        _call("taught_get_info", handle, byref(info))
+        #: The adapter, bytes of a GGUF file.
+        self.adapter: bytes = ctypes.string_at(info.adapter, info.adapter_len)
+        #: Steps of the training.
+        self.steps: int = info.steps
+        #: Whether every fact is answered word for word.
+        self.learned: bool = bool(info.is_learned)
+
+        def answers(array, count):
+            return [Answer(*(getattr(answer, name).copy() for name in Answer._fields)) for answer in array[:count]]
+
+        #: To the questions of the facts, in their order.
+        self.answers: list[Answer] = answers(info.facts, info.fact_count)
+        #: To two wordings of each that were not taught: in small letters, and as a second turn.
+        self.wordings: list[Answer] = answers(info.wordings, info.wording_count)
+        #: To questions that were neither taught nor rehearsed, whose answers should be what they were.
+        self.exam: list[Answer] = answers(info.exam, info.exam_count)
+
+    def __del__(self):
+        if getattr(self, "_handle", None) and _library:
+            _library.shohin_taught_free(self._handle)
+            self._handle = None
+
+    def save(self, path: Union[str, os.PathLike]) -> None:
+        """Writes the adapter to a file, which only its owner can read if it is new."""
+        _call("taught_save", self._handle, *_path(path))
+
+
+#: What `Model.adapted` takes.
+_AdapterLike = Union[str, os.PathLike, bytes, bytearray, memoryview, Taught]
 
 
 class _Alone:
