@@ -461,7 +461,9 @@ pub(crate) const SUITES: &[Suite] = &[
         run: |m| {
             let tests = m.cargo().args(TEST).packages(&[FFI]).args("--test swift");
             let tally = tests.env("CLANGXX", m.program(&CLANG)?).tests()?;
-            let check = m.cargo_for(IOS).args("check --profile suite --target").arg(IOS);
+            // What build-xcframework.sh builds.
+            let check =
+                m.cargo_for(IOS).args("check --profile suite --no-default-features --target").arg(IOS);
             check.packages(&[FFI]).env("RUSTFLAGS", "-Dwarnings").run()?;
             Ok(tally)
         },

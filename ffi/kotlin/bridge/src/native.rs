@@ -9,6 +9,7 @@ use jni::objects::{
 };
 use jni::sys::{jfloat, jint, jlong};
 use jni::{Env, EnvUnowned};
+use shohin_ffi::adapter::*;
 use shohin_ffi::argument::shohin_text;
 use shohin_ffi::calls::*;
 use shohin_ffi::chat::*;
@@ -177,6 +178,35 @@ extern "system" fn Java_rs_shohin_Native_modelLoadBuiltIn<'l>(
     })
 }
 
+/// `external fun modelAdapted(model: Long, files: ByteArray, lengths: IntArray, inMemory: IntArray, scales: FloatArray): Long`:
+/// paths, and files that are in memory where a number is not 0
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_modelAdapted<'l>(
+    env: EnvUnowned<'l>,
+    _: JClass<'l>,
+    model: jlong,
+    files: JByteArray<'l>,
+    lengths: JIntArray<'l>,
+    in_memory: JIntArray<'l>,
+    scales: JFloatArray<'l>,
+) -> jlong {
+    native(env, |env| {
+        let files = Texts::new(env, &files, &lengths)?;
+        let (in_memory, scales) = (values(env, &in_memory)?, values(env, &scales)?);
+        let none = shohin_adapter { path: ptr::null(), path_len: 0, bytes: ptr::null(), len: 0, scale: 0.0 };
+        let adapter = |((file, in_memory), scale): ((shohin_text, jint), jfloat)| match in_memory {
+            0 => shohin_adapter { path: file.text, path_len: file.len, scale, ..none },
+            _ => shohin_adapter { bytes: file.text.cast(), len: file.len, scale, ..none },
+        };
+        let adapters: Vec<shohin_adapter> =
+            files.array().into_iter().zip(in_memory).zip(scales).map(adapter).collect();
+        // SAFETY: the handle is open; the variables above.
+        handle(|adapted, error| unsafe {
+            shohin_model_adapted(self::model(model), adapters.as_ptr(), adapters.len(), adapted, error)
+        })
+    })
+}
+
 /// `external fun modelFree(model: Long)`
 #[unsafe(no_mangle)]
 extern "system" fn Java_rs_shohin_Native_modelFree<'l>(_: EnvUnowned<'l>, _: JClass<'l>, model: jlong) {
@@ -209,6 +239,7 @@ extern "system" fn Java_rs_shohin_Native_modelInfo<'l>(
             info.threads,
             info.can_think,
             info.can_call,
+            info.adapters,
         ];
         array(env, &numbers.map(|number| number as jlong))
     })

@@ -2,8 +2,9 @@
 //! compiler.
 #![cfg(unix)]
 
-use shohin::core::Format;
+use shohin::core::{Format, Gguf};
 use shohin::{Model, SamplerConfig};
+use shohin_tests::lora::Adapter;
 use shohin_tests::model::{Model as TestModel, Shape, Stored};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -67,6 +68,11 @@ fn ffi_kotlin_package() {
     let shape = Shape { context: 2048, ..Shape::tiny() };
     std::fs::write(&tools, TestModel::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap()).unwrap();
 
+    let adapter = dir.path().join("adapter.gguf");
+    let bytes = std::fs::read(model()).unwrap();
+    let factors = Adapter::random(&Gguf::parse(&bytes).unwrap(), &["blk."], 4, 0.1, 1);
+    std::fs::write(&adapter, factors.to_vec()).unwrap();
+
     let loaded = Model::load(model()).unwrap();
     let default = reply(&loaded, SamplerConfig::default(), None);
     let jars = ["kotlin-stdlib.jar", "kotlinx-coroutines-core-jvm.jar"].map(|jar| lib.join(jar));
@@ -78,6 +84,7 @@ fn ffi_kotlin_package() {
         let mut java = Command::new("java");
         java.args(JVM).arg("-Xcheck:jni").arg(format!("-Djava.library.path={built}"));
         java.arg("-cp").arg(&path).arg(main).env("SHOHIN_MODEL", model()).env("SHOHIN_TOOLS", &tools);
+        java.env("SHOHIN_ADAPTER", &adapter);
         java.env("SHOHIN_REPLY", reply(&loaded, SamplerConfig::greedy(), Some(40)));
         let output = run(java.env("SHOHIN_DEFAULT_REPLY", &default));
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{main}");
@@ -85,6 +92,6 @@ fn ffi_kotlin_package() {
     };
     let report = program("rs.shohin.PackageTestKt");
     // -Xcheck:jni prints warnings.
-    assert!(!report.contains("WARNING") && report.contains("16 tests passed"), "{report}");
+    assert!(!report.contains("WARNING") && report.contains("17 tests passed"), "{report}");
     assert_eq!(program("ReadmeKt"), default + "\n");
 }

@@ -60,6 +60,48 @@ public struct ModelInfo: Sendable {
     public let canThink: Bool
     /// Whether it can call functions.
     public let canCall: Bool
+    /// Number of its adapters.
+    public let adapters: Int
+}
+
+/// An adapter (LoRA) for a model, a GGUF file that `Model.adapted(by:)` reads.
+public struct Adapter: Sendable {
+    private enum Source: Sendable {
+        case file(URL)
+        case data(Data)
+    }
+
+    private let source: Source
+    /// 1 applies it as it was trained; 0 has no effect.
+    public var scale: Float
+
+    /// The adapter in a file.
+    public init(_ file: URL, scale: Float = 1) {
+        source = .file(file)
+        self.scale = scale
+    }
+
+    /// The adapter in a file that is in memory. The bytes are copied.
+    public init(_ data: Data, scale: Float = 1) {
+        source = .data(data)
+        self.scale = scale
+    }
+
+    /// As C has it, while `texts` lives.
+    fileprivate func c(_ texts: Texts) -> shohin_adapter {
+        var adapter = shohin_adapter()
+        adapter.scale = scale
+        switch source {
+        case .file(let file):
+            let path = texts.add(file.path)
+            adapter.path = path.text
+            adapter.path_len = path.len
+        case .data(let data):
+            adapter.bytes = texts.add(data)
+            adapter.len = data.count
+        }
+        return adapter
+    }
 }
 
 /// A loaded model, which may be used by any number of tasks. Its memory is freed with the last reference to it or to one of
@@ -82,7 +124,7 @@ public final class Model: @unchecked Sendable {
         self.info = ModelInfo(
             vocabSize: info.vocab_size, embeddingSize: info.embedding_size, maxContext: info.max_context,
             context: info.context, weightBytes: info.weight_bytes, threads: info.threads,
-            canThink: info.can_think != 0, canCall: info.can_call != 0)
+            canThink: info.can_think != 0, canCall: info.can_call != 0, adapters: info.adapters)
     }
 
     deinit {
@@ -121,6 +163,22 @@ public final class Model: @unchecked Sendable {
             try make { model, error in
                 var options = options.c
                 return shohin_model_load_built_in(&options, model, error)
+            }
+        }
+    }
+
+    /// The same model with adapters, in addition to those that it has. Both share the weights, and run side by side: it takes the
+    /// memory of the adapters alone. The error `option` is that of a model that runs on a GPU: load it with `Device.cpu`.
+    public func adapted(by adapters: [Adapter]) async throws -> Model {
+        try await computing { [self] in
+            let texts = Texts()
+            let all = adapters.map { $0.c(texts) }
+            return try withExtendedLifetime(texts) {
+                try Model.make { model, error in
+                    all.withUnsafeBufferPointer {
+                        shohin_model_adapted(pointer, $0.baseAddress, $0.count, model, error)
+                    }
+                }
             }
         }
     }

@@ -1,4 +1,5 @@
 import CShohin
+import Foundation
 
 /// A call failed.
 public struct ShohinError: Error, Sendable, Equatable, CustomStringConvertible {
@@ -53,12 +54,14 @@ func filled<T>(
     }
 }
 
-/// Texts that C reads while this object lives.
+/// Texts and files that C reads while this object lives.
 final class Texts {
     private var buffers: [UnsafeMutableBufferPointer<CChar>] = []
     private var arrays: [UnsafeMutableBufferPointer<shohin_text>] = []
+    private var files: [UnsafeMutableBufferPointer<UInt8>] = []
 
     deinit {
+        files.forEach { $0.deallocate() }
         buffers.forEach { $0.deallocate() }
         arrays.forEach { $0.deallocate() }
     }
@@ -69,6 +72,14 @@ final class Texts {
         _ = buffer.initialize(from: bytes)
         buffers.append(buffer)
         return shohin_text(text: buffer.baseAddress, len: bytes.count - 1)
+    }
+
+    func add(_ data: Data) -> UnsafePointer<UInt8> {
+        // An empty file has an address, too.
+        let buffer = UnsafeMutableBufferPointer<UInt8>.allocate(capacity: max(data.count, 1))
+        _ = buffer.initialize(from: data)
+        files.append(buffer)
+        return UnsafePointer(buffer.baseAddress!)
     }
 
     /// `nil` if there are none.

@@ -53,6 +53,7 @@ public data class LoadOptions(
  * @property weightBytes bytes of the weights in memory
  * @property canThink whether it can reason before it answers
  * @property canCall whether it can call functions
+ * @property adapters number of its adapters
  */
 public data class ModelInfo(
     val vocabSize: Int,
@@ -63,7 +64,28 @@ public data class ModelInfo(
     val threads: Int,
     val canThink: Boolean,
     val canCall: Boolean,
+    val adapters: Int,
 )
+
+/**
+ * An adapter (LoRA) for a model, a GGUF file that [Model.adapted] reads.
+ *
+ * @property scale 1 applies it as it was trained; 0 has no effect
+ */
+public class Adapter
+private constructor(internal val file: ByteArray, internal val isInMemory: Boolean, public val scale: Float) {
+    /** The adapter in a file. */
+    public constructor(path: String, scale: Float = 1f) : this(path.encodeToByteArray(), false, scale)
+
+    /** The adapter in the rest of a buffer, such as a mapped asset. The bytes are copied. */
+    public constructor(
+        buffer: ByteBuffer,
+        scale: Float = 1f,
+    ) : this(ByteArray(buffer.remaining()).also(buffer.slice()::get), true, scale)
+
+    /** The same at another scale. */
+    public fun at(scale: Float): Adapter = Adapter(file, isInMemory, scale)
+}
 
 /** A loaded model. It may be used by any number of threads. [close] frees its memory, with the last of its chats. */
 public class Model private constructor(address: Long) : AutoCloseable {
@@ -81,6 +103,7 @@ public class Model private constructor(address: Long) : AutoCloseable {
                 threads = it[5].toInt(),
                 canThink = it[6] != 0L,
                 canCall = it[7] != 0L,
+                adapters = it[8].toInt(),
             )
         }
 
@@ -97,6 +120,19 @@ public class Model private constructor(address: Long) : AutoCloseable {
             throw failure
         }
         return chat
+    }
+
+    /**
+     * The same model with [adapters], in addition to those that it has. Both share the weights, and run side by side: it takes the memory of
+     * the adapters alone. Close each, in any order. The error `option` is that of a model that runs on a GPU: load it with [Device.CPU].
+     */
+    public suspend fun adapted(vararg adapters: Adapter): Model = make {
+        val all = ByteArray(adapters.sumOf { it.file.size })
+        adapters.fold(0) { at, adapter -> at + adapter.file.size.also { adapter.file.copyInto(all, at) } }
+        val lengths = IntArray(adapters.size) { adapters[it].file.size }
+        val inMemory = IntArray(adapters.size) { if (adapters[it].isInMemory) 1 else 0 }
+        val scales = FloatArray(adapters.size) { adapters[it].scale }
+        handle.use { Native.modelAdapted(it, all, lengths, inMemory, scales) }
     }
 
     /** The tokens of a text, with the beginning-of-sequence token if the model uses one. It does not suspend: a long text takes long. */
@@ -144,16 +180,17 @@ public class Model private constructor(address: Long) : AutoCloseable {
         /** Loads the small model that is built into the library. */
         public suspend fun builtIn(options: LoadOptions = LoadOptions()): Model = load(options, Native::modelLoadBuiltIn)
 
-        private suspend fun load(options: LoadOptions, call: (Int, Int, Int, Int) -> Long): Model {
-            var loaded: Model? = null
+        private suspend fun load(options: LoadOptions, call: (Int, Int, Int, Int) -> Long): Model = make {
+            call(options.threads, options.context, options.kvFormat.number, options.device.number)
+        }
+
+        private suspend fun make(call: () -> Long): Model {
+            var made: Model? = null
             try {
-                return computing {
-                    val address = call(options.threads, options.context, options.kvFormat.number, options.device.number)
-                    Model(address).also { loaded = it }
-                }
+                return computing { Model(call()).also { made = it } }
             } catch (cancelled: CancellationException) {
-                // Nobody gets a model that was loaded in the meantime.
-                loaded?.close()
+                // Nobody gets a model that was made in the meantime.
+                made?.close()
                 throw cancelled
             }
         }

@@ -25,6 +25,14 @@ internal object Native {
 
     @JvmStatic external fun modelLoadBuiltIn(threads: Int, context: Int, kvFormat: Int, device: Int): Long
 
+    @JvmStatic external fun modelAdapted(
+        model: Long,
+        files: ByteArray,
+        lengths: IntArray,
+        inMemory: IntArray,
+        scales: FloatArray,
+    ): Long
+
     @JvmStatic external fun modelFree(model: Long)
 
     @JvmStatic external fun modelInfo(model: Long): LongArray

@@ -102,6 +102,37 @@ private val TESTS: Map<String, suspend (Model) -> Unit> =
                 fails("snapshot_foreign") { chat.open(MODEL) }
             }
         },
+        "adapters join a model" to { model ->
+            val file = System.getenv("SHOHIN_ADAPTER")
+            val tokens = intArrayOf(1, 2, 3)
+            suspend fun logits(vararg adapters: Adapter) = model.adapted(*adapters).use { it.logits(tokens).toList() }
+            val plain = model.logits(tokens).toList()
+            equal(logits(), plain)
+            equal(logits(Adapter(file, scale = 0f)), plain)
+            val adapter = Adapter(file)
+            val half = logits(adapter.at(0.5f))
+            isTrue(half != plain) { "the adapter has no effect" }
+            val buffer = ByteBuffer.allocateDirect(File(file).length().toInt() + 3).position(3)
+            buffer.put(File(file).readBytes()).position(3)
+            equal(logits(Adapter(buffer, 0.5f)), half)
+            equal(buffer.position(), 3)
+            model.adapted(Adapter(file, 0.25f), Adapter(ByteBuffer.wrap(File(file).readBytes()), -0.5f)).use { both ->
+                equal(listOf(model.info.adapters, both.info.adapters), listOf(0, 2))
+                isTrue(both.logits(tokens).toList() !in listOf(plain, half)) { "one of two adapters" }
+                both.adapted(adapter).use { equal(it.info.adapters, 3) }
+                both.chat(options = GREEDY).use { isTrue(it.text(MESSAGE).isNotEmpty()) { "no reply" } }
+            }
+            equal(model.logits(tokens).toList(), plain)
+            // It outlives the model that it was made of.
+            val adapted = Model.load(MODEL).use { it.adapted(adapter.at(0.5f)) }
+            adapted.use { equal(it.logits(tokens).toList(), half) }
+            fails("handle") { adapted.adapted(adapter) }
+            fails("io") { model.adapted(adapter, Adapter("no such file.gguf")) }
+            fails("truncated") { model.adapted(Adapter(ByteBuffer.allocate(0))) }
+            Model.load(System.getenv("SHOHIN_TOOLS")).use { other ->
+                isTrue(runCatching { other.adapted(adapter) }.exceptionOrNull() is ShohinException) { "it fits another model" }
+            }
+        },
         "leaving a flow stops the reply" to { model ->
             model.chat(options = GREEDY).use { chat ->
                 val began = chat.send(MESSAGE).take(2).toList()
