@@ -26,6 +26,9 @@ const ANDROID: &str = "aarch64-linux-android";
 const IOS: &str = "aarch64-apple-ios";
 const WASI: &str = "wasm32-wasip1";
 
+/// Compiles what is built for phones, without what teaches.
+const FOR_PHONES: &str = "check --profile suite --no-default-features --target";
+
 /// Kernels are inlined by attributes. With less inlining of everything else core is compiled in six sevenths of the time.
 const LESS_INLINED: &str = "-Cllvm-args=-inline-threshold=50";
 /// With a threshold of 50, each load and store of a vector is a call while assertions are on.
@@ -445,7 +448,7 @@ pub(crate) const SUITES: &[Suite] = &[
         run: |m| {
             let tests = m.cargo().args(TEST).packages(&[JNI]).args("--test kotlin");
             let tally = tests.env("SHOHIN_KOTLINC", m.kotlinc()).tests()?;
-            let check = m.cargo_for(ANDROID).args("check --profile suite --target").arg(ANDROID);
+            let check = m.cargo_for(ANDROID).args(FOR_PHONES).arg(ANDROID);
             check.packages(&[JNI]).env("RUSTFLAGS", "-Dwarnings").run()?;
             Ok(tally)
         },
@@ -461,9 +464,7 @@ pub(crate) const SUITES: &[Suite] = &[
         run: |m| {
             let tests = m.cargo().args(TEST).packages(&[FFI]).args("--test swift");
             let tally = tests.env("CLANGXX", m.program(&CLANG)?).tests()?;
-            // What build-xcframework.sh builds.
-            let check =
-                m.cargo_for(IOS).args("check --profile suite --no-default-features --target").arg(IOS);
+            let check = m.cargo_for(IOS).args(FOR_PHONES).arg(IOS);
             check.packages(&[FFI]).env("RUSTFLAGS", "-Dwarnings").run()?;
             Ok(tally)
         },
