@@ -111,7 +111,7 @@ pub(crate) fn tokenize(args: &TokenizeArgs) -> Result {
 }
 
 fn decode(tokenizer: &Tokenizer<'_>, ids: &[u32], special: bool) -> Result<String> {
-    let mut decoder = Decoder::new(tokenizer).show_control(special);
+    let mut decoder = Decoder::new(tokenizer).show_control(special).whole();
     let mut text = String::new();
     for &id in ids {
         let vocab = tokenizer.vocab_size() as u32;

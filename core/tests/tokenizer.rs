@@ -67,6 +67,7 @@ impl Packed {
             token_count: self.token_count,
             merges: &self.merges,
             merge_count: self.merge_count,
+            scores: None,
             types: None,
             bos: None,
             eos: None,
@@ -74,6 +75,7 @@ impl Packed {
             eom: None,
             add_bos: false,
             add_eos: false,
+            add_space_prefix: false,
         })
         .unwrap()
     }

@@ -110,7 +110,7 @@ impl Model {
     /// [`shohin_core::Error::Token`] for an unknown token.
     pub fn detokenize(&self, tokens: &[u32]) -> Result<String> {
         self.check_tokens(tokens)?;
-        let mut decoder = Decoder::new(&self.0.tokenizer);
+        let mut decoder = Decoder::new(&self.0.tokenizer).whole();
         let mut text = String::new();
         tokens.iter().for_each(|&id| text.push_str(decoder.push(id)));
         text.push_str(decoder.finish());

@@ -85,7 +85,7 @@ impl Loaded {
 
     pub(crate) fn detokenize(&self, ids: &[u32]) -> Result<String> {
         let vocab = self.tokenizer.vocab_size();
-        let mut decoder = Decoder::new(&self.tokenizer).show_control(true);
+        let mut decoder = Decoder::new(&self.tokenizer).show_control(true).whole();
         let mut text = String::new();
         for &id in ids {
             if id as usize >= vocab {

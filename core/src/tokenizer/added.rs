@@ -11,13 +11,15 @@ use crate::error::Result;
 
 /// Control tokens whatever `tokenizer.ggml.token_type` states, so that text cannot form them in a file with
 /// wrong or missing types. llama.cpp does the same with some of them.
-const ALWAYS_CONTROL: [&[u8]; 6] = [
+const ALWAYS_CONTROL: [&[u8]; 8] = [
     b"<|im_start|>",
     b"<|im_end|>",
     b"<|endoftext|>",
     b"<|start_header_id|>",
     b"<|end_header_id|>",
     b"<|eot_id|>",
+    b"<start_of_turn>",
+    b"<end_of_turn>",
 ];
 
 /// Flag in `by_id`: the token is a control token.

@@ -37,6 +37,10 @@ pub struct TokenBytes<'a>(Spelling<'a>);
 enum Spelling<'a> {
     Alphabet(core::str::Chars<'a>),
     Literal(core::slice::Iter<'a, u8>),
+    #[cfg(feature = "sentencepiece")]
+    Byte(core::option::IntoIter<u8>),
+    #[cfg(feature = "sentencepiece")]
+    Sentence(&'a [u8]),
 }
 
 impl<'a> TokenBytes<'a> {
@@ -53,6 +57,18 @@ impl<'a> TokenBytes<'a> {
     pub(super) fn literal(text: &'a [u8]) -> Self {
         TokenBytes(Spelling::Literal(text.iter()))
     }
+
+    /// A token for one byte.
+    #[cfg(feature = "sentencepiece")]
+    pub(super) fn byte(byte: u8) -> Self {
+        TokenBytes(Spelling::Byte(Some(byte).into_iter()))
+    }
+
+    /// A token whose spaces are [`SPACE`](super::sentencepiece::SPACE).
+    #[cfg(feature = "sentencepiece")]
+    pub(super) fn sentence(text: &'a [u8]) -> Self {
+        TokenBytes(Spelling::Sentence(text))
+    }
 }
 
 impl Iterator for TokenBytes<'_> {
@@ -62,6 +78,17 @@ impl Iterator for TokenBytes<'_> {
         match &mut self.0 {
             Spelling::Alphabet(chars) => chars.next().and_then(byte),
             Spelling::Literal(bytes) => bytes.next().copied(),
+            #[cfg(feature = "sentencepiece")]
+            Spelling::Byte(byte) => byte.next(),
+            #[cfg(feature = "sentencepiece")]
+            Spelling::Sentence(text) => {
+                let (byte, rest) = match text.strip_prefix(super::sentencepiece::SPACE_BYTES) {
+                    Some(rest) => (b' ', rest),
+                    None => text.split_first().map(|(byte, rest)| (*byte, rest))?,
+                };
+                *text = rest;
+                Some(byte)
+            }
         }
     }
 }

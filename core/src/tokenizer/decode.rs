@@ -13,6 +13,8 @@ use super::{TokenKind, Tokenizer};
 pub struct Decoder<'t, 'a> {
     tokenizer: &'t Tokenizer<'a>,
     show_control: bool,
+    /// Whether the next byte of text is the space before a text, if it is a space.
+    at_start: bool,
     /// An incomplete character, of `held` bytes.
     partial: [u8; 4],
     held: usize,
@@ -24,12 +26,19 @@ impl<'t, 'a> Decoder<'t, 'a> {
     pub fn new(tokenizer: &'t Tokenizer<'a>) -> Self {
         // Each byte of a token and each held byte becomes at most one U+FFFD of three bytes.
         let text = String::with_capacity(3 * (tokenizer.longest + 4));
-        Decoder { tokenizer, show_control: false, partial: [0; 4], held: 0, text }
+        Decoder { tokenizer, show_control: false, at_start: false, partial: [0; 4], held: 0, text }
     }
 
     /// Sets whether control tokens appear by name (`<|im_end|>`).
     pub fn show_control(mut self, show: bool) -> Self {
         self.show_control = show;
+        self
+    }
+
+    /// Takes the tokens for a whole text, not for one that goes on from another: if encoding adds a space before texts
+    /// ([`Tokenizer::adds_space`]), it is left out.
+    pub fn whole(mut self) -> Self {
+        self.at_start = self.tokenizer.adds_space();
         self
     }
 
@@ -41,7 +50,9 @@ impl<'t, 'a> Decoder<'t, 'a> {
             && let Some(bytes) = self.tokenizer.token_bytes(id)
         {
             for byte in bytes {
-                self.push_byte(byte);
+                if !core::mem::take(&mut self.at_start) || byte != b' ' {
+                    self.push_byte(byte);
+                }
             }
         }
         &self.text

@@ -24,6 +24,12 @@ fn key(left: u32, right: u32) -> u64 {
     u64::from(left) << 43 | u64::from(right) << 22
 }
 
+/// A pair of tokens, and which of the possible products it makes.
+#[cfg(feature = "sentencepiece")]
+pub(super) fn pair_of(left: u32, right: u32, order: u32) -> u64 {
+    key(left, right) | u64::from(order) & RANK
+}
+
 impl Merges {
     /// Resolves the texts `left right` of `list`, most important first. If two name the same pair, the first
     /// counts, as in llama.cpp. Pairs with a token for which `locked` is true are left out: such tokens are
@@ -72,6 +78,21 @@ impl Merges {
         Ok(Merges { pairs, products })
     }
 
+    /// Merges with the scores of SentencePiece: `pairs` has a word of [`pair_of`] for each, whose product is
+    /// `by_order[order]`. Their ranks become `ranks[order]`, which are equal for equal scores.
+    #[cfg(feature = "sentencepiece")]
+    pub(super) fn scored(mut pairs: Vec<u64>, by_order: &[u32], ranks: &[u32]) -> Result<Merges> {
+        sort::sort_keys(&mut pairs);
+        let mut products = reserved(pairs.len())?;
+        for pair in &mut pairs {
+            let order = (*pair & RANK) as usize;
+            products.push(by_order.get(order).copied().unwrap_or(NONE));
+            *pair = *pair & !RANK | u64::from(ranks.get(order).copied().unwrap_or(0));
+        }
+        pairs.shrink_to_fit();
+        Ok(Merges { pairs, products })
+    }
+
     /// Rank and merged token of a pair.
     fn find(&self, left: u32, right: u32) -> Option<(u32, u32)> {
         let key = key(left, right);
@@ -116,7 +137,7 @@ struct Symbol {
 pub(super) const NONE: u32 = u32::MAX;
 
 /// Bytes merged at a time. Longer pieces, which do not occur in real text, are cut so that positions fit.
-const MAX_PIECE: usize = 1 << 30;
+pub(super) const MAX_PIECE: usize = 1 << 30;
 
 /// Applies merges to pieces; its buffers are reused from piece to piece.
 #[derive(Debug, Default)]
@@ -150,14 +171,24 @@ impl Merger {
             out.extend(tokens);
             return;
         }
-        self.symbols.clear();
-        self.symbols.extend(tokens.zip(0u32..).map(|(id, i)| Symbol {
-            id,
-            prev: i.wrapping_sub(1),
-            next: i + 1,
-            rank: NONE,
-            product: 0,
-        }));
+        tokens.for_each(|id| self.push(id));
+        self.finish(merges, out);
+    }
+
+    /// Adds a symbol to the piece that [`Merger::finish`] merges, which has fewer than [`MAX_PIECE`].
+    pub(super) fn push(&mut self, id: u32) {
+        let i = self.symbols.len() as u32;
+        self.symbols.push(Symbol { id, prev: i.wrapping_sub(1), next: i + 1, rank: NONE, product: 0 });
+    }
+
+    /// Symbols since the last [`Merger::finish`].
+    #[cfg(feature = "sentencepiece")]
+    pub(super) fn len(&self) -> usize {
+        self.symbols.len()
+    }
+
+    /// Merges the symbols that were added, and appends the tokens that are left.
+    pub(super) fn finish(&mut self, merges: &Merges, out: &mut Vec<u32>) {
         self.queue.clear();
         for i in 0..self.symbols.len() {
             self.consider(merges, i as u32);
@@ -170,6 +201,7 @@ impl Merger {
             out.push(symbol.id);
             at = symbol.next as usize;
         }
+        self.symbols.clear();
     }
 
     /// Queues the merge of the symbol at `at` with the next one, if there is such a merge.
@@ -187,7 +219,7 @@ impl Merger {
         }
     }
 
-    /// Applies a queued merge, unless its symbols have changed since (a rank identifies one pair).
+    /// Applies a queued merge, unless its symbols have changed since. (If their merge now has that rank, too, it comes next.)
     fn merge(&mut self, merges: &Merges, rank: u32, at: u32) {
         let Some(left) = self.symbols.get_mut(at as usize).filter(|s| s.rank == rank) else { return };
         left.id = left.product;

@@ -1,5 +1,5 @@
-//! Text to token ids and back: byte-level BPE as described by GGUF files of Qwen3, SmolLM2 and Llama 3
-//! models.
+//! Text to token ids and back: byte-level BPE as described by GGUF files of Qwen3, SmolLM2 and Llama 3 models, and that of
+//! SentencePiece, as in files of Gemma, Llama 2 and Mistral models.
 //!
 //! The vocabulary stays in the file's bytes. The heap holds 12 bytes per merge, half a byte per token, and up to
 //! 28 bytes per byte of an added token: 1.9 MB for Qwen3's 151,669 tokens, 28 kB for a vocabulary of 2,048 with 26 added ones. `llama-bpe`
@@ -16,12 +16,15 @@ use crate::limits::Limits;
 mod added;
 mod alphabet;
 mod automaton;
+mod byte_level;
 mod decode;
 mod merge;
 #[cfg(feature = "nfc")]
 mod nfc;
 #[cfg(feature = "nfc")]
 mod nfc_tables;
+#[cfg(feature = "sentencepiece")]
+mod sentencepiece;
 mod split;
 mod token_kind;
 mod unicode;
@@ -36,14 +39,24 @@ pub use split::Pre;
 pub use token_kind::{Special, TokenKind};
 
 use added::Added;
-use merge::{ByteTokens, Merger, Merges, NONE};
-use split::Split;
-use vocab::{Index, MAX_TOKENS, Table, Texts};
+use byte_level::ByteLevel;
+use merge::{ByteTokens, Merger, Merges};
+#[cfg(feature = "sentencepiece")]
+use sentencepiece::SentencePiece;
+use vocab::{MAX_TOKENS, Texts};
 
 const PRE: &str = "tokenizer.ggml.pre";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const MERGES: &str = "tokenizer.ggml.merges";
 const TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+
+/// What a file may have as `tokenizer.ggml.model`.
+const MODELS: &str = if cfg!(feature = "sentencepiece") {
+    "gpt2, which is byte-level BPE, or llama, which is SentencePiece's"
+} else {
+    "gpt2, which is byte-level BPE"
+};
 
 /// Names of control tokens that end a reply whatever the file states.
 pub const END_NAMES: [&str; 6] =
@@ -56,7 +69,7 @@ pub struct EncodeOptions {
     /// Which added tokens the text may form.
     pub special: Special,
     /// Whether text is normalized to Unicode form NFC first, as Hugging Face tokenizers do, so that an `é`
-    /// typed in two parts is the one the model knows. Off by default, as in llama.cpp.
+    /// typed in two parts is the one the model knows. Off by default, as in llama.cpp. Without effect on SentencePiece.
     #[cfg(feature = "nfc")]
     pub nfc: bool,
 }
@@ -97,14 +110,15 @@ impl EncodeBuffers {
     pub fn with_capacity(bytes: usize) -> Self {
         // A byte is spelled in two bytes at most.
         let spelled = String::with_capacity(bytes.saturating_mul(2));
-        EncodeBuffers { merger: Merger::with_capacity(bytes), spelled }
+        // SentencePiece may add a space.
+        EncodeBuffers { merger: Merger::with_capacity(bytes.saturating_add(1)), spelled }
     }
 }
 
 /// A vocabulary as a GGUF file stores it.
 #[derive(Clone, Copy, Debug)]
 pub struct Vocabulary<'a> {
-    /// `tokenizer.ggml.pre`.
+    /// `tokenizer.ggml.pre`; of no effect if there are scores.
     pub pre: &'a str,
     /// `tokenizer.ggml.tokens`: each a little-endian 64-bit length and that many bytes.
     pub tokens: &'a [u8],
@@ -114,6 +128,9 @@ pub struct Vocabulary<'a> {
     pub merges: &'a [u8],
     /// Number of merges.
     pub merge_count: usize,
+    /// `tokenizer.ggml.scores`: a little-endian `f32` for each token. With scores the vocabulary is one of SentencePiece, and
+    /// its merges are of no effect; without, it is byte-level.
+    pub scores: Option<&'a [u8]>,
     /// `tokenizer.ggml.token_type`: a little-endian `i32` for each token.
     pub types: Option<&'a [u8]>,
     /// `tokenizer.ggml.bos_token_id`.
@@ -128,18 +145,19 @@ pub struct Vocabulary<'a> {
     pub add_bos: bool,
     /// `tokenizer.ggml.add_eos_token`.
     pub add_eos: bool,
+    /// `tokenizer.ggml.add_space_prefix`, if there are scores: whether a space goes before a text.
+    pub add_space_prefix: bool,
 }
 
-/// A byte-level BPE tokenizer over the vocabulary of a file.
+/// A BPE tokenizer over the vocabulary of a file.
 #[derive(Clone, Debug)]
 pub struct Tokenizer<'a> {
     texts: Texts<'a>,
     merges: Merges,
     added: Added,
+    /// The token of each byte: in byte-level vocabularies of every byte, else of those of characters without a token.
     bytes: ByteTokens,
-    /// Tokens by text, if pieces that are tokens are not merged.
-    whole: Option<Table>,
-    pre: Pre,
+    kind: Kind,
     bos: Option<u32>,
     eos: Option<u32>,
     add_bos: bool,
@@ -148,6 +166,14 @@ pub struct Tokenizer<'a> {
     ends: Vec<u32>,
     /// Bytes of the longest token.
     longest: usize,
+}
+
+/// How texts are cut into symbols, and tokens spelled.
+#[derive(Clone, Debug)]
+enum Kind {
+    ByteLevel(ByteLevel),
+    #[cfg(feature = "sentencepiece")]
+    SentencePiece(SentencePiece),
 }
 
 impl<'a> Tokenizer<'a> {
@@ -166,21 +192,29 @@ impl<'a> Tokenizer<'a> {
     pub fn from_metadata(metadata: &Metadata<'a>) -> Result<Tokenizer<'a>> {
         let model_key = "tokenizer.ggml.model";
         let model = metadata.need(model_key, metadata.str(model_key)?)?;
-        if model != "gpt2" {
+        let sentencepiece = cfg!(feature = "sentencepiece") && model == "llama";
+        if model != "gpt2" && !sentencepiece {
             let (key, found) = (Name::new(model_key), Name::new(model));
-            return Err(error!(Unsupported { key, found, expected: "gpt2, which is byte-level BPE" }));
+            return Err(error!(Unsupported { key, found, expected: MODELS }));
         }
-        let pre = metadata.need(PRE, metadata.str(PRE)?)?;
-        let adds_bos = Pre::from_name(pre).is_some_and(Pre::adds_bos);
         let tokens = metadata.need(TOKENS, metadata.strings(TOKENS)?)?;
-        let merges = metadata.need(MERGES, metadata.strings(MERGES)?)?;
+        let (mut pre, mut adds_bos, mut merges, mut scores) = ("", true, None, None);
+        if sentencepiece {
+            metadata.f32s(SCORES)?; // checks the type
+            scores = Some(metadata.need(SCORES, metadata.array(SCORES)?)?.bytes());
+        } else {
+            pre = metadata.need(PRE, metadata.str(PRE)?)?;
+            adds_bos = Pre::from_name(pre).is_some_and(Pre::adds_bos);
+            merges = Some(metadata.need(MERGES, metadata.strings(MERGES)?)?);
+        }
         metadata.i32s(TYPES)?; // checks the type
         Tokenizer::new(&Vocabulary {
             pre,
             tokens: tokens.bytes(),
             token_count: tokens.len(),
-            merges: merges.bytes(),
-            merge_count: merges.len(),
+            merges: merges.as_ref().map_or(&[], |merges| merges.bytes()),
+            merge_count: merges.as_ref().map_or(0, |merges| merges.len()),
+            scores,
             types: metadata.array(TYPES)?.map(|types| types.bytes()),
             bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
             eos: metadata.u32("tokenizer.ggml.eos_token_id")?,
@@ -188,6 +222,7 @@ impl<'a> Tokenizer<'a> {
             eom: metadata.u32("tokenizer.ggml.eom_token_id")?,
             add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos),
             add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
+            add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
         })
     }
 
@@ -196,14 +231,9 @@ impl<'a> Tokenizer<'a> {
     /// # Errors
     /// If `pre` is unknown; if arrays end early or differ in length; if a token is longer than
     /// [`Limits::token`]; if two tokens are equal; if a byte of assigned characters has no token; if a merge
-    /// does not name two tokens that make a third; if a special id is outside the vocabulary. An empty token
-    /// is never formed and has no text.
+    /// does not name two tokens that make a third; if a score is not a number, or the space has no token; if a special id is outside
+    /// the vocabulary. An empty token is never formed and has no text.
     pub fn new(source: &Vocabulary<'a>) -> Result<Tokenizer<'a>> {
-        let pre = Pre::from_name(source.pre).ok_or(error!(Unsupported {
-            key: Name::new(PRE),
-            found: Name::new(source.pre),
-            expected: "qwen2, qwen35, smollm or llama-bpe",
-        }))?;
         let count = source.token_count as u64;
         if count > MAX_TOKENS {
             return Err(error!(Limit { what: "number of tokens", found: count, max: MAX_TOKENS }));
@@ -217,53 +247,44 @@ impl<'a> Tokenizer<'a> {
             return Err(error!(Length { what: TYPES, expected: count, found: types.len() as u64 }));
         }
         let type_of = |id: usize| types.and_then(|t| t.get(id)).map_or(1, |raw| i32::from_le_bytes(*raw));
-        let added = Added::new(&texts, type_of)?;
-
-        let merge_texts = Texts::new(source.merges, source.merge_count, "merge", 2 * limits.token + 1)?;
-        let mut index = Index::new(&texts, source.merge_count)?;
-        let mut bytes = [NONE; 256];
-        for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
-            let mut utf8 = [0; 4];
-            let spelled = alphabet::spell(byte).encode_utf8(&mut utf8).as_bytes();
-            match index.find([spelled, &[]])? {
-                Some(found) if added.kind(found) == TokenKind::Normal => *id = found,
-                _ if may_lack_token(byte) => {}
-                _ => {
-                    return Err(error!(Unsupported {
-                        key: Name::new(TOKENS),
-                        found: Name::new(spelled),
-                        expected: "a normal token for every byte, this one too",
-                    }));
-                }
+        let ends = [source.eos, source.eot, source.eom];
+        let (added, merges, bytes, kind) = match source.scores {
+            None => byte_level::load(source, &texts, &type_of)?,
+            #[cfg(feature = "sentencepiece")]
+            Some(scores) => {
+                let is_special = |id: usize| [source.bos].iter().chain(&ends).any(|s| *s == Some(id as u32));
+                let type_of = |id| if is_special(id) { sentencepiece::CONTROL } else { type_of(id) };
+                sentencepiece::load(scores, source.add_space_prefix, &texts, &type_of)?
             }
-        }
-        let locked = |id| added.kind(id) != TokenKind::Normal;
-        let merges = Merges::new(&merge_texts, &mut index, &texts, locked)?;
-        let whole = pre.keeps_whole_tokens().then(|| index.into_table());
+            #[cfg(not(feature = "sentencepiece"))]
+            Some(_) => {
+                let (key, found) = (Name::new(SCORES), Name::new("there"));
+                return Err(error!(Unsupported { key, found, expected: MODELS }));
+            }
+        };
 
         for id in [source.bos, source.eos, source.eot, source.eom].into_iter().flatten() {
             if id as usize >= texts.len() {
                 return Err(error!(Token { id, vocab: texts.len() as u32 }));
             }
         }
-        let mut ends = Vec::new();
+        let (given, mut ends) = (ends, Vec::new());
         let named = END_NAMES.iter().map(|name| added.find(&texts, name.as_bytes()));
-        for id in [source.eos, source.eot, source.eom].into_iter().chain(named).flatten() {
+        for id in given.into_iter().chain(named).flatten() {
             if !ends.contains(&id) {
                 ends.push(id);
             }
         }
         let longest = texts.iter().map(<[u8]>::len).max().unwrap_or(0);
         let Vocabulary { bos, eos, add_bos, add_eos, .. } = *source;
-        Ok(Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, add_eos, ends, longest })
+        Ok(Tokenizer { texts, merges, added, bytes, kind, bos, eos, add_bos, add_eos, ends, longest })
     }
 
     /// The same tokenizer with a copy of the vocabulary's texts, so that the original bytes can be freed.
     pub fn into_owned(self) -> Tokenizer<'static> {
-        let Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, add_eos, ends, longest } =
-            self;
+        let Tokenizer { texts, merges, added, bytes, kind, bos, eos, add_bos, add_eos, ends, longest } = self;
         let texts = texts.into_owned();
-        Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, add_eos, ends, longest }
+        Tokenizer { texts, merges, added, bytes, kind, bos, eos, add_bos, add_eos, ends, longest }
     }
 
     /// Appends the ids of `text` to `out`. Nothing is added before or after it.
@@ -284,14 +305,24 @@ impl<'a> Tokenizer<'a> {
         buffers: &mut EncodeBuffers,
         out: &mut Vec<u32>,
     ) {
+        let special = self.allowed(options.special);
         let mut from = 0;
-        for (at, len, id) in self.added.matches(text.as_bytes(), options.special) {
+        for (at, len, id) in self.added.matches(text.as_bytes(), special) {
             // Added tokens are whole characters, so there is such a part.
             self.encode_plain(text.get(from..at).unwrap_or_default(), options, buffers, out);
             out.push(id);
             from = at + len;
         }
         self.encode_plain(text.get(from..).unwrap_or_default(), options, buffers, out);
+    }
+
+    /// Which added tokens a text forms: the user-defined ones of SentencePiece (line breaks, for example) are text.
+    fn allowed(&self, special: Special) -> Special {
+        match (&self.kind, special) {
+            #[cfg(feature = "sentencepiece")]
+            (Kind::SentencePiece(_), Special::Text) => Special::UserDefined,
+            (_, special) => special,
+        }
     }
 
     fn encode_plain(
@@ -301,37 +332,31 @@ impl<'a> Tokenizer<'a> {
         EncodeBuffers { merger, spelled }: &mut EncodeBuffers,
         out: &mut Vec<u32>,
     ) {
-        #[cfg(feature = "nfc")]
-        let text = &*if options.nfc { nfc(text) } else { text.into() };
-        #[cfg(not(feature = "nfc"))]
-        let _ = options;
-        for piece in Split::new(text, self.pre) {
-            if let Some(id) = self.whole_token(piece, spelled) {
-                out.push(id);
-                continue;
+        match &self.kind {
+            Kind::ByteLevel(kind) => {
+                #[cfg(feature = "nfc")]
+                let text = &*if options.nfc { nfc(text) } else { text.into() };
+                #[cfg(not(feature = "nfc"))]
+                let _ = options;
+                kind.encode(self, text, merger, spelled, out);
             }
-            merger.encode(&self.merges, &self.bytes, piece.as_bytes(), out);
+            #[cfg(feature = "sentencepiece")]
+            Kind::SentencePiece(kind) => kind.encode(&self.merges, &self.bytes, text, merger, out),
         }
-    }
-
-    /// The token equal to a piece, if such pieces are not merged; `spelled` is a buffer.
-    fn whole_token(&self, piece: &str, spelled: &mut String) -> Option<u32> {
-        let table = self.whole.as_ref()?;
-        if piece.len() > self.longest {
-            return None;
-        }
-        spelled.clear();
-        spelled.extend(piece.bytes().map(alphabet::spell));
-        table.find(&self.texts, spelled.as_bytes()).filter(|id| self.kind(*id) == TokenKind::Normal)
     }
 
     /// The bytes of token `id`, or `None` if there is no such token. They need not be UTF-8: a character may
     /// be spread over several tokens.
     pub fn token_bytes(&self, id: u32) -> Option<TokenBytes<'_>> {
         let text = self.texts.get(id as usize)?;
-        Some(match self.kind(id) {
-            TokenKind::Normal => TokenBytes::spelled(text),
-            TokenKind::Control | TokenKind::UserDefined => TokenBytes::literal(text),
+        Some(match (self.kind(id), &self.kind) {
+            (TokenKind::Control | TokenKind::UserDefined, _) => TokenBytes::literal(text),
+            (TokenKind::Normal, Kind::ByteLevel(_)) => TokenBytes::spelled(text),
+            #[cfg(feature = "sentencepiece")]
+            (TokenKind::Normal, Kind::SentencePiece(_)) => match sentencepiece::byte_of(text) {
+                Some(byte) if self.bytes[usize::from(byte)] == id => TokenBytes::byte(byte),
+                _ => TokenBytes::sentence(text),
+            },
         })
     }
 
@@ -342,11 +367,15 @@ impl<'a> Tokenizer<'a> {
 
     /// The token with exactly these bytes. Searches the whole vocabulary, unless it is an added token.
     pub fn id_of(&self, bytes: &[u8]) -> Option<u32> {
-        self.added.find(&self.texts, bytes).or_else(|| {
-            let id =
-                self.texts.iter().position(|text| TokenBytes::spelled(text).eq(bytes.iter().copied()))?;
-            (!bytes.is_empty()).then_some(id as u32)
-        })
+        if bytes.is_empty() {
+            return None;
+        }
+        // In SentencePiece's vocabularies a byte may be a character with a token of its own, too, which texts are made of.
+        let of_byte = |id: u32| matches!(self.kind, Kind::ByteLevel(_)) || !self.bytes.contains(&id);
+        let is = |id: &u32| self.token_bytes(*id).is_some_and(|text| text.eq(bytes.iter().copied()));
+        let all = 0..self.texts.len() as u32;
+        let found = self.added.find(&self.texts, bytes);
+        found.or_else(|| all.clone().filter(is).find(|id| of_byte(*id))).or_else(|| all.clone().find(is))
     }
 
     /// The control or user-defined token with this text.
@@ -360,7 +389,7 @@ impl<'a> Tokenizer<'a> {
     }
 
     /// The token that texts start with, if any: from `tokenizer.ggml.add_bos_token`, or without that key for
-    /// `llama-bpe`.
+    /// `llama-bpe` and SentencePiece.
     pub fn leading_bos(&self) -> Option<u32> {
         self.bos.filter(|_| self.add_bos)
     }
@@ -407,26 +436,32 @@ impl<'a> Tokenizer<'a> {
         self.texts.len()
     }
 
-    /// The pre-tokenizer.
-    pub fn pre(&self) -> Pre {
-        self.pre
+    /// The pre-tokenizer, which SentencePiece does not have.
+    pub fn pre(&self) -> Option<Pre> {
+        match &self.kind {
+            Kind::ByteLevel(kind) => Some(kind.pre),
+            #[cfg(feature = "sentencepiece")]
+            Kind::SentencePiece(_) => None,
+        }
+    }
+
+    /// Whether a text is encoded with a space before it, which [`Decoder::whole`] takes off.
+    pub fn adds_space(&self) -> bool {
+        match &self.kind {
+            Kind::ByteLevel(_) => false,
+            #[cfg(feature = "sentencepiece")]
+            Kind::SentencePiece(kind) => kind.add_space_prefix,
+        }
     }
 
     /// Heap memory held, in bytes.
     pub fn memory(&self) -> usize {
-        let whole = self.whole.as_ref().map_or(0, Table::memory);
-        self.texts.memory() + self.merges.memory() + self.added.memory() + self.ends.capacity() * 4 + whole
-    }
-}
-
-/// Whether a vocabulary may lack a token for `byte` (SmolLM2's does): control characters that are not white
-/// space, and bytes that do not occur in the UTF-8 of any assigned character. Encoding leaves such bytes out.
-const fn may_lack_token(byte: u8) -> bool {
-    match byte {
-        b'\t'..=b'\r' => false,
-        0x00..=0x1F | 0x7F => true,
-        0xC0 | 0xC1 | 0xF1 | 0xF2 | 0xF5..=0xFF => true,
-        _ => false,
+        let kind = match &self.kind {
+            Kind::ByteLevel(kind) => kind.memory(),
+            #[cfg(feature = "sentencepiece")]
+            Kind::SentencePiece(kind) => kind.memory(),
+        };
+        self.texts.memory() + self.merges.memory() + self.added.memory() + self.ends.capacity() * 4 + kind
     }
 }
 

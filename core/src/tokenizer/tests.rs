@@ -1,3 +1,4 @@
+use super::vocab::Index;
 use super::*;
 use crate::Error;
 use alloc::format;
@@ -45,6 +46,7 @@ impl Built {
             token_count: self.tokens.len(),
             merges: &merges,
             merge_count: self.merges.len(),
+            scores: None,
             types: types.as_deref(),
             bos: None,
             eos: self.eos,
@@ -52,6 +54,7 @@ impl Built {
             eom: None,
             add_bos: false,
             add_eos: false,
+            add_space_prefix: false,
         }))
     }
 
@@ -329,6 +332,7 @@ fn arrays_that_end_early_are_refused() {
         token_count: built.tokens.len(),
         merges: &merges,
         merge_count: 1,
+        scores: None,
         types: None,
         bos: None,
         eos: None,
@@ -336,6 +340,7 @@ fn arrays_that_end_early_are_refused() {
         eom: None,
         add_bos: false,
         add_eos: false,
+        add_space_prefix: false,
     };
     assert!(Tokenizer::new(&source).is_ok());
     for cut in [0, 1, 7, 8, 9, tokens.len() - 1] {

@@ -4,7 +4,8 @@
 /// Which added tokens a text may form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Special {
-    /// None: every text is plain text. For anything written by a user, a tool or a web page.
+    /// None: every text is plain text. For anything written by a user, a tool or a web page. User-defined tokens of a
+    /// SentencePiece vocabulary are plain text: line breaks, for example.
     #[default]
     Text,
     /// User-defined ones (Qwen3: `<think>`, `<tool_call>`, ...) but no control tokens, as in llama.cpp with
@@ -17,7 +18,7 @@ pub enum Special {
 /// The kind of a token, from `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKind {
-    /// Produced by merges, spelled in the byte alphabet.
+    /// Produced by merges, or of a byte.
     Normal,
     /// Controls the model (`<|im_start|>`); not part of any text.
     Control,

@@ -195,6 +195,15 @@ impl<'v, 'a> Index<'v, 'a> {
         Ok(self.probe(parts)?.id)
     }
 
+    /// The id of this text. Long texts use up the budget faster, so that finding all parts of long tokens takes bounded time.
+    #[cfg(feature = "sentencepiece")]
+    pub(super) fn find_hashing(&mut self, text: &[u8]) -> Result<Option<u32>> {
+        let (found, max) = (self.texts.len() as u64, 64);
+        let long = error!(Limit { what: "number of long tokens", found, max });
+        self.budget = self.budget.checked_sub(text.len() as u64).ok_or(long)?;
+        self.find([text, &[]])
+    }
+
     /// The table alone, to look up texts after loading.
     pub(super) fn into_table(self) -> Table {
         self.table
