@@ -60,7 +60,7 @@ impl Packed {
         Packed { tokens: packed(tokens), token_count, merges: packed(merges), merge_count }
     }
 
-    fn load(&self, pre: &'static str) -> Tokenizer<'_> {
+    fn load<'p>(&'p self, pre: &'p str) -> Tokenizer<'p> {
         Tokenizer::new(&Vocabulary {
             pre,
             tokens: &self.tokens,
@@ -136,6 +136,34 @@ fn small_vocabulary_encodes_as_hugging_face_does() {
 }
 
 #[test]
+fn other_pre_tokenizers_split_as_hugging_face_does() {
+    let file = fixture("bpe2k.gguf");
+    let gguf = Gguf::parse(&file).unwrap();
+    let texts = |key: &str| -> Vec<Vec<u8>> {
+        gguf.metadata().strings(key).unwrap().unwrap().into_iter().map(<[u8]>::to_vec).collect()
+    };
+    let merges = texts("tokenizer.ggml.merges").into_iter().enumerate();
+    let merges: Vec<Vec<u8>> = merges.filter(|(i, _)| i % 3 != 0).map(|(_, merge)| merge).collect();
+    let packed = Packed::new(&texts("tokenizer.ggml.tokens"), &merges);
+    let cases: Value = serde_json::from_slice(&fixture("pre_tokenizers.json")).unwrap();
+    let cases = cases.as_array().unwrap();
+    assert!(cases.len() > 50);
+    for (key, names) in [
+        ("gpt-2", ["gpt-2", "phi-2", "olmo", "granite-docling"].as_slice()),
+        ("smaug-bpe", ["smaug-bpe", "dbrx"].as_slice()),
+    ] {
+        for name in names {
+            let t = packed.load(name);
+            assert_eq!(t.leading_bos(), None);
+            for case in cases {
+                let text = case["text"].as_str().unwrap();
+                assert_eq!(ids(&t, text, Special::Text), numbers(&case[key]), "{name} {text:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn small_vocabulary_decodes_as_hugging_face_does() {
     let file = fixture("bpe2k.gguf");
     let t = load(&file);
@@ -165,6 +193,9 @@ fn texts_start_with_a_token_if_the_file_or_the_pre_tokenizer_says_so() {
         ("smollm", None, None),
         ("llama-bpe", None, bos),
         ("llama3", None, bos),
+        ("lfm2", None, bos),
+        ("smaug-bpe", None, None),
+        ("gpt-2", None, None),
         ("llama-bpe", Some(false), None),
     ] {
         let mut w = GgufWriter::new();

@@ -31,7 +31,7 @@ pub(super) fn load(
     let pre = Pre::from_name(source.pre).ok_or(error!(Unsupported {
         key: Name::new(PRE),
         found: Name::new(source.pre),
-        expected: "qwen2, qwen35, smollm or llama-bpe",
+        expected: "qwen2, qwen35, smollm, llama-bpe, smaug-bpe or gpt-2",
     }))?;
     let added = Added::new(texts, type_of)?;
     let most = 2 * Limits::DEFAULT.token + 1;

@@ -5,10 +5,12 @@
 //! qwen2   (?i:'s|'t|'re|'ve|'m|'ll|'d) | [^\r\n\p{L}\p{N}]?\p{L}+ | \p{N}
 //!         |  ?[^\s\p{L}\p{N}]+[\r\n]* | \s*[\r\n]+ | \s+(?!\S) | \s+
 //! qwen35  the same with [\p{L}\p{M}]+ for \p{L}+ and [^\s\p{L}\p{M}\p{N}]+ for [^\s\p{L}\p{N}]+
-//! llama-bpe  qwen2 with \p{N}{1,3} for \p{N}
-//! smollm  first \p{N} alone; then, in the text between two numbers,
-//!         's|'t|'re|'ve|'m|'ll|'d |  ?\p{L}+ |  ?[^\s\p{L}\p{N}]+ | \s+(?!\S) | \s+
+//! llama-bpe, smaug-bpe  qwen2 with \p{N}{1,3} for \p{N}
+//! gpt-2   's|'t|'re|'ve|'m|'ll|'d |  ?\p{L}+ |  ?\p{N}+ |  ?[^\s\p{L}\p{N}]+ | \s+(?!\S) | \s+
+//! smollm  first \p{N} alone; then, in the text between two numbers, gpt-2
 //! ```
+//!
+//! llama.cpp has other names for some of them, for models that do not differ otherwise.
 //!
 //! Alternatives are tried in order at each position, as in the regex; every character starts some
 //! alternative, so the pieces joined are the text. Each character is examined a bounded number of times,
@@ -26,38 +28,41 @@ pub enum Pre {
     Qwen35,
     /// `smollm`: SmolLM and SmolLM2; every digit is a piece, white space is split as in GPT-2.
     SmolLm,
-    /// `llama-bpe`: Llama 3 and later; up to three digits are a piece.
+    /// `llama-bpe`: Llama 3 and later, LFM2; up to three digits are a piece. Pieces that are tokens are not merged.
     LlamaBpe,
+    /// `smaug-bpe`: SmolLM3, Granite 4; as `llama-bpe`, but every piece is merged.
+    SmaugBpe,
+    /// `gpt-2`: GPT-2, OLMo; all digits of a number are a piece.
+    Gpt2,
 }
 
 impl Pre {
     /// The pre-tokenizer with this name in GGUF files.
     pub fn from_name(name: &str) -> Option<Pre> {
         Some(match name {
-            "qwen2" => Pre::Qwen2,
+            "qwen2" | "deepseek-r1-qwen" | "megrez" => Pre::Qwen2,
             "qwen35" => Pre::Qwen35,
-            "smollm" => Pre::SmolLm,
-            "llama-bpe" | "llama3" | "llama-v3" => Pre::LlamaBpe,
+            "smollm" | "starcoder" | "refact" | "codeshell" => Pre::SmolLm,
+            "llama-bpe" | "llama3" | "llama-v3" | "lfm2" | "falcon3" => Pre::LlamaBpe,
+            "smaug-bpe" | "dbrx" => Pre::SmaugBpe,
+            "gpt-2" | "phi-2" | "olmo" | "granite-docling" => Pre::Gpt2,
             _ => return None,
         })
     }
 
     /// Whether a piece that is a token stays whole even if merges do not produce it (`ignore_merges` in
     /// Hugging Face tokenizers). GGUF files do not state this; llama.cpp, too, decides by the pre-tokenizer.
-    pub(super) const fn keeps_whole_tokens(self) -> bool {
+    pub const fn keeps_whole_tokens(self) -> bool {
         match self {
             Pre::LlamaBpe => true,
-            Pre::Qwen2 | Pre::Qwen35 | Pre::SmolLm => false,
+            Pre::Qwen2 | Pre::Qwen35 | Pre::SmolLm | Pre::SmaugBpe | Pre::Gpt2 => false,
         }
     }
 
     /// Whether texts start with the beginning-of-sequence token if a file lacks
     /// `tokenizer.ggml.add_bos_token`.
     pub(super) const fn adds_bos(self) -> bool {
-        match self {
-            Pre::LlamaBpe => true,
-            Pre::Qwen2 | Pre::Qwen35 | Pre::SmolLm => false,
-        }
+        self.keeps_whole_tokens()
     }
 }
 
@@ -85,7 +90,9 @@ impl<'t> Split<'t> {
         self.looked_at.set(self.looked_at.get() + 1);
         match (class(c), self.pre) {
             // In these expressions a mark is like punctuation.
-            (Class::Mark, Pre::Qwen2 | Pre::SmolLm | Pre::LlamaBpe) => Class::Other,
+            (Class::Mark, Pre::Qwen2 | Pre::SmolLm | Pre::LlamaBpe | Pre::SmaugBpe | Pre::Gpt2) => {
+                Class::Other
+            }
             (class, _) => class,
         }
     }
@@ -99,12 +106,13 @@ impl<'t> Split<'t> {
     fn piece(&self, first: char, after: &str) -> usize {
         match self.pre {
             Pre::Qwen2 | Pre::Qwen35 => self.qwen_piece(first, after, 1),
-            Pre::LlamaBpe => self.qwen_piece(first, after, 3),
-            Pre::SmolLm => self.smollm_piece(first, after),
+            Pre::LlamaBpe | Pre::SmaugBpe => self.qwen_piece(first, after, 3),
+            Pre::SmolLm => self.gpt2_piece(first, after, true),
+            Pre::Gpt2 => self.gpt2_piece(first, after, false),
         }
     }
 
-    /// A piece of `qwen2`, `qwen35` and `llama-bpe`, which differ in the maximum `digits` of a number.
+    /// A piece of `qwen2`, `qwen35`, `llama-bpe` and `smaug-bpe`, which differ in the maximum `digits` of a number.
     fn qwen_piece(&self, first: char, after: &str, digits: usize) -> usize {
         let word = |c| matches!(c, Class::Letter | Class::Mark);
         let symbol = |c| c == Class::Other;
@@ -148,34 +156,35 @@ impl<'t> Split<'t> {
         all_but_last(run, spaces == self.rest.len())
     }
 
-    /// A piece of `smollm`.
-    fn smollm_piece(&self, first: char, after: &str) -> usize {
+    /// A piece of `gpt-2`, or with single `digits` of `smollm`.
+    fn gpt2_piece(&self, first: char, after: &str, digits: bool) -> usize {
         let len = first.len_utf8();
         if first == '\''
             && let Some(suffix) = contraction(after)
         {
             return len + suffix;
         }
+        let run = |kind| self.run(after, |c| c == kind);
         let kind = self.class(first);
         match kind {
-            Class::Number => return len,
-            Class::Letter | Class::Mark | Class::Other => return len + self.run(after, |c| c == kind),
+            Class::Number if digits => return len,
+            Class::Number | Class::Letter | Class::Mark | Class::Other => return len + run(kind),
             Class::Space => {}
         }
-        // ` ?\p{L}+` and ` ?[^\s\p{L}\p{N}]+` with the space
+        // ` ?\p{L}+`, ` ?\p{N}+` and ` ?[^\s\p{L}\p{N}]+` with the space
         if first == ' '
             && let Some(next) = after.chars().next()
         {
             let kind = self.class(next);
-            if matches!(kind, Class::Letter | Class::Mark | Class::Other) {
-                return len + self.run(after, |c| c == kind);
+            if kind != Class::Space && (kind != Class::Number || !digits) {
+                return len + run(kind);
             }
         }
-        let spaces = len + self.run(after, |c| c == Class::Space);
+        let spaces = len + run(Class::Space);
         let (run, rest) = self.rest.split_at_checked(spaces).unwrap_or((self.rest, ""));
-        // The text that the expression sees ends at a number.
-        let at_end = rest.chars().next().is_none_or(|c| self.class(c) == Class::Number);
-        all_but_last(run, at_end)
+        // The text that the expression sees ends at a single digit.
+        let ends = |c| digits && self.class(c) == Class::Number;
+        all_but_last(run, rest.chars().next().is_none_or(ends))
     }
 }
 
@@ -249,6 +258,14 @@ mod tests {
         assert_eq!(smol("a  1  b\n\nc \n"), ["a", "  ", "1", " ", " b", "\n", "\n", "c", " \n"]);
         assert_eq!(smol("I'll 'LL x's 's"), ["I", "'ll", " '", "LL", " x", "'s", " '", "s"]);
         assert_eq!(smol("a\u{301}b !?\n"), ["a", "\u{301}", "b", " !?", "\n"]);
+        let gpt2 = |t| split(t, Pre::Gpt2);
+        assert_eq!(gpt2("Hello, world 12!"), ["Hello", ",", " world", " 12", "!"]);
+        assert_eq!(gpt2("a  123  b\n\nc \n"), ["a", " ", " 123", " ", " b", "\n", "\n", "c", " \n"]);
+        assert_eq!(
+            gpt2("I'll 'LL \u{301}x²3 \t4"),
+            ["I", "'ll", " '", "LL", " \u{301}", "x", "²3", " ", "\t", "4"]
+        );
+        assert_eq!(split("123456 7", Pre::SmaugBpe), ["123", "456", " ", "7"]);
         let llama = |t| split(t, Pre::LlamaBpe);
         assert_eq!(llama("12345 67²x"), ["123", "45", " ", "67²", "x"]);
         assert_eq!(llama("I'LL a\u{301}b!\n\n  c"), ["I", "'LL", " a", "\u{301}b", "!\n\n", " ", " c"]);
@@ -262,7 +279,7 @@ mod tests {
             ["a", " ", "\n", " \n", "!", "' ", "1", "\u{301}", "'r", " \u{301}", "\u{3000}x", "  !", "  1"]
         {
             let text: String = unit.repeat(20_000);
-            for pre in [Pre::Qwen2, Pre::Qwen35, Pre::SmolLm, Pre::LlamaBpe] {
+            for pre in [Pre::Qwen2, Pre::Qwen35, Pre::SmolLm, Pre::LlamaBpe, Pre::Gpt2] {
                 let mut split = Split::new(&text, pre);
                 let bytes: usize = split.by_ref().map(str::len).sum();
                 assert_eq!(bytes, text.len());

@@ -280,10 +280,10 @@ fn broken_vocabularies_are_refused_by_name() {
     let good = || Built::new(&["a b"]);
 
     let mut b = good();
-    b.pre = "gpt-2".into();
+    b.pre = "gpt-4".into();
     assert_eq!(
         format!("{}", b.error()),
-        "tokenizer.ggml.pre is \"gpt-2\", which is not supported; expected qwen2, qwen35, smollm or llama-bpe"
+        "tokenizer.ggml.pre is \"gpt-4\", which is not supported; expected qwen2, qwen35, smollm, llama-bpe, smaug-bpe or gpt-2"
     );
 
     let mut b = good();
