@@ -351,6 +351,7 @@ fn chat(model: &Model) -> String {
         Style::Plain => "plain ChatML",
         Style::Llama3 => "Llama 3's template",
         Style::Llama31 => "the template of Llama 3.1 to 3.3",
+        Style::Gemma => "Gemma 3's template",
     };
     if model.template().known { style.into() } else { format!("unknown; {style} is used") }
 }
@@ -474,6 +475,7 @@ fn model_json(model: &Model) -> Result<Json> {
                 Style::Plain => "plain",
                 Style::Llama3 => "llama3",
                 Style::Llama31 => "llama3.1",
+                Style::Gemma => "gemma",
             },
             "known": model.template().known,
         },

@@ -521,6 +521,7 @@ pub(crate) fn template_warning(model: &Model) -> Option<String> {
         Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => "Qwen3's",
         Style::Plain => "plain ChatML",
         Style::Llama3 | Style::Llama31 => "Llama 3's",
+        Style::Gemma => "Gemma 3's",
     };
     (!model.template().known).then(|| format!("(this model's chat template is unknown; {style} is used)"))
 }

@@ -38,6 +38,7 @@ impl Model {
             Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => "qwen3",
             Style::Plain => "chatml",
             Style::Llama3 | Style::Llama31 => "llama3",
+            Style::Gemma => "gemma",
         };
         let memory = [("weights", count(weights)), ("kv", count(kv)), ("scratch", count(scratch))];
         let model = object([

@@ -20,8 +20,8 @@
 //! earlier turns (and the empty block that `thinking: Some(false)` puts before a reply), so the prefix ends
 //! where the last reply began, and the last exchange is computed a second time. [`Request::Send`]
 //! appends the tokens of [`encode_next`]: nothing is computed twice and the model's own tokens are kept, but
-//! reasoning stays in the context. For [`Style::Plain`] both give the same text, and for [`Style::Llama3`] and
-//! [`Style::Llama31`] up to spaces around replies.
+//! reasoning stays in the context. For [`Style::Plain`] both give the same text, and for [`Style::Llama3`],
+//! [`Style::Llama31`] and [`Style::Gemma`] up to spaces around replies.
 #![forbid(unsafe_code)]
 
 mod chunk;

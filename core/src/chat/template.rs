@@ -1,4 +1,4 @@
-//! Chat templates, ChatML as Qwen3 has it and that of Llama 3: a conversation to text, and to token ids.
+//! Chat templates, ChatML as Qwen3 has it, that of Llama 3 and that of Gemma: a conversation to text, and to token ids.
 #![forbid(unsafe_code)]
 
 use alloc::string::String;
@@ -101,6 +101,10 @@ pub enum Style {
     /// That of Llama 3.1 to 3.3: as [`Style::Llama3`], but every conversation has a system message, which begins with dates. The
     /// date of the day is the one that the template states if it is given none, 26 July 2024: replies do not depend on a clock.
     Llama31,
+    /// Gemma 3's, with the feature `sentencepiece`: `<start_of_turn>role\ncontent<end_of_turn>\n` for every message, whose
+    /// content is trimmed; the model's role is `model`. A system message goes before the first message, with a blank line between
+    /// them. Has no tools, and no system messages later.
+    Gemma,
 }
 
 impl Style {
@@ -108,7 +112,7 @@ impl Style {
     pub const fn can_think(self) -> bool {
         match self {
             Style::Qwen3 | Style::Qwen3Thinking => true,
-            Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 => false,
+            Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 | Style::Gemma => false,
         }
     }
 
@@ -116,7 +120,12 @@ impl Style {
     pub const fn always_thinks(self) -> bool {
         match self {
             Style::Qwen3Thinking => true,
-            Style::Qwen3 | Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 => false,
+            Style::Qwen3
+            | Style::Qwen3Instruct
+            | Style::Plain
+            | Style::Llama3
+            | Style::Llama31
+            | Style::Gemma => false,
         }
     }
 
@@ -124,7 +133,9 @@ impl Style {
     pub(super) fn parts<'m>(self, reply: &Message<'m>) -> (&'m str, &'m str) {
         match self {
             Style::Qwen3 | Style::Qwen3Thinking => reply.parts(),
-            Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 => ("", reply.content),
+            Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 | Style::Gemma => {
+                ("", reply.content)
+            }
         }
     }
 
@@ -132,7 +143,7 @@ impl Style {
     pub const fn has_tools(self) -> bool {
         match self {
             Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => cfg!(feature = "tools"),
-            Style::Plain | Style::Llama3 | Style::Llama31 => false,
+            Style::Plain | Style::Llama3 | Style::Llama31 | Style::Gemma => false,
         }
     }
 
@@ -141,7 +152,16 @@ impl Style {
         match self {
             Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct | Style::Plain => &CHATML,
             Style::Llama3 | Style::Llama31 if HAS_LLAMA3 => &LLAMA3,
-            Style::Llama3 | Style::Llama31 => &CHATML,
+            Style::Gemma if HAS_GEMMA => &GEMMA,
+            Style::Llama3 | Style::Llama31 | Style::Gemma => &CHATML,
+        }
+    }
+
+    /// Whether it has results of tools.
+    const fn has_results(self) -> bool {
+        match self {
+            Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct | Style::Plain => true,
+            Style::Llama3 | Style::Llama31 | Style::Gemma => false,
         }
     }
 }
@@ -155,6 +175,8 @@ struct Frame {
     header_end: Option<&'static str>,
     /// The text before the content.
     before: &'static str,
+    /// The name of the model's role.
+    assistant: &'static str,
     /// The control token after the content.
     end: &'static str,
     /// The text after that.
@@ -175,6 +197,7 @@ static CHATML: Frame = Frame {
     start: "<|im_start|>",
     header_end: None,
     before: "\n",
+    assistant: "assistant",
     end: "<|im_end|>",
     after: "\n",
     needs: &[("<|im_start|>", "without <|im_start|>"), ("<|im_end|>", "without <|im_end|>")],
@@ -185,6 +208,7 @@ static LLAMA3: Frame = Frame {
     start: "<|start_header_id|>",
     header_end: Some("<|end_header_id|>"),
     before: "\n\n",
+    assistant: "assistant",
     end: "<|eot_id|>",
     after: "",
     needs: &[
@@ -194,6 +218,23 @@ static LLAMA3: Frame = Frame {
     ],
     expected: "a vocabulary with the control tokens of Llama 3",
 };
+
+static GEMMA: Frame = Frame {
+    start: "<start_of_turn>",
+    header_end: None,
+    before: "\n",
+    assistant: "model",
+    end: "<end_of_turn>",
+    after: "\n",
+    needs: &[("<start_of_turn>", "without <start_of_turn>"), ("<end_of_turn>", "without <end_of_turn>")],
+    expected: "a vocabulary with the control tokens of Gemma",
+};
+
+/// Whether this build has Gemma's template.
+const HAS_GEMMA: bool = cfg!(feature = "sentencepiece");
+
+/// Whether this build has several frames of messages.
+const HAS_FRAMES: bool = HAS_LLAMA3 || HAS_GEMMA;
 
 /// Whether this build has Llama 3's template.
 const HAS_LLAMA3: bool = cfg!(feature = "variants");
@@ -235,6 +276,15 @@ impl Template {
         system: Some("You are a helpful AI assistant named SmolLM, trained by Hugging Face"),
         ..Template::PLAIN
     };
+    /// Qwen2's: plain ChatML with a default system message.
+    pub const QWEN2: Template = Template { system: Some("You are a helpful assistant."), ..Template::PLAIN };
+    /// Qwen2.5's: as [`Template::QWEN3_INSTRUCT`], with a default system message.
+    pub const QWEN25: Template = Template {
+        system: Some("You are Qwen, created by Alibaba Cloud. You are a helpful assistant."),
+        ..Template::QWEN3_INSTRUCT
+    };
+    /// Gemma 3's.
+    pub const GEMMA: Template = Template { style: Style::Gemma, known: true, system: None };
 
     /// Detects the template from `tokenizer.chat_template`; see [`Template::detect`].
     ///
@@ -248,31 +298,37 @@ impl Template {
     ///
     /// | style | words |
     /// |---|---|
-    /// | Qwen3's | `last_query_index`, `<tool_response>` and `enable_thinking` |
+    /// | Qwen3's | `last_query_index`, `<tool_response>` and `enable_thinking`, and calls in JSON |
     /// | that of Thinking models of 2507 | `last_query_index`, `<tool_response>` and a reply that begins with `<think>`, without `enable_thinking` |
     /// | that of Instruct models of 2507 | `<tools>`, `<tool_response>` and `<function-name>`, without any mention of thinking or a default system prompt |
     /// | plain | ChatML's markers without any mention of thinking, tools or a system prompt |
-    /// | SmolLM2's | as plain, with SmolLM2's system prompt for conversations without one |
+    /// | Qwen2.5's | as that of Instruct models, with Qwen2.5's system prompt for conversations without one |
+    /// | SmolLM2's, Qwen2's | as plain, with that model's system prompt for conversations without one |
     /// | Llama 3's | its markers and contents that are trimmed, without any mention of a system prompt or tools |
     /// | that of Llama 3.1 to 3.3 | as Llama 3's, with the dates that [`Style::Llama31`] writes |
+    /// | Gemma 3's | its markers, contents that are trimmed, and a system prompt before the first message, without tools |
     ///
     /// Anything else is unknown. With Llama 3's markers it is written as that of Llama 3.1 if it states dates, else as Llama 3's;
-    /// otherwise as Qwen3's if it mentions `<think>`, else plain. Without a template the vocabulary decides: Llama 3's with its
-    /// control tokens, Qwen3's if `<think>` is a token.
+    /// with Gemma's as Gemma 3's; otherwise as Qwen3's if it mentions `<think>`, else plain. Without a template the vocabulary decides:
+    /// Llama 3's or Gemma's with its control tokens, Qwen3's if `<think>` is a token.
     pub fn detect(template: Option<&str>, tokenizer: &Tokenizer<'_>) -> Template {
         let unknown = |nearest: Template| Template { known: false, ..nearest };
         let Some(text) = template else {
-            let is_token = |word: &str| tokenizer.added_id(word).is_some();
-            return unknown(if HAS_LLAMA3 && LLAMA3.needs.iter().all(|(word, _)| is_token(word)) {
+            let has_all =
+                |frame: &Frame| frame.needs.iter().all(|(word, _)| tokenizer.added_id(word).is_some());
+            return unknown(if HAS_LLAMA3 && has_all(&LLAMA3) {
                 Template::LLAMA3
-            } else if is_token("<think>") {
+            } else if HAS_GEMMA && has_all(&GEMMA) {
+                Template::GEMMA
+            } else if tokenizer.added_id("<think>").is_some() {
                 Template::QWEN3
             } else {
                 Template::PLAIN
             });
         };
         let has = |word: &&str| find(text, word).is_some();
-        if HAS_LLAMA3 && LLAMA3.needs.iter().all(|(word, _)| has(word)) {
+        let has_all = |frame: &Frame| frame.needs.iter().all(|(word, _)| has(word));
+        if HAS_LLAMA3 && has_all(&LLAMA3) {
             let trims = has(&"add_generation_prompt") && has(&"message['content'] | trim");
             let [dates, default_date @ ..] = LLAMA31_WORDS;
             return if has(&dates) {
@@ -283,29 +339,47 @@ impl Template {
                 Template { known, ..Template::LLAMA3 }
             };
         }
-        let chatml = ["<|im_start|>", "<|im_end|>"].iter().all(has);
-        let prompts = chatml && has(&"add_generation_prompt");
-        let plain = prompts && !["think", "tool"].iter().any(has);
-        if chatml && ["last_query_index", "<tool_response>"].iter().all(has) && has(&"enable_thinking") {
-            Template::QWEN3
-        } else if prompts
-            && ["last_query_index", "<tool_response>"].iter().all(has)
-            && THINKING_PROMPT.iter().any(has)
-        {
-            Template::QWEN3_THINKING
-        } else if prompts
-            && INSTRUCT.iter().all(has)
-            && !["think", "You are Qwen", "assistant.<|im_end|>"].iter().any(has)
-        {
-            Template::QWEN3_INSTRUCT
-        } else if plain && !has(&"system") {
-            Template::PLAIN
-        } else if plain && SMOLLM2_DEFAULT.iter().all(has) && has_twice(text, "system") {
-            Template::SMOLLM2
-        } else if has(&"<think>") {
+        if HAS_GEMMA && has_all(&GEMMA) {
+            let known = GEMMA_WORDS.iter().all(has) && !["tool", "developer"].iter().any(has);
+            return Template { known, ..Template::GEMMA };
+        }
+        Template::detect_chatml(text).unwrap_or(if has(&"<think>") {
             unknown(Template::QWEN3)
         } else {
             unknown(Template::PLAIN)
+        })
+    }
+
+    /// The template of ChatML with these words, if it is known.
+    fn detect_chatml(text: &str) -> Option<Template> {
+        let has = |word: &&str| find(text, word).is_some();
+        let chatml = ["<|im_start|>", "<|im_end|>"].iter().all(has);
+        let prompts = chatml && has(&"add_generation_prompt");
+        let plain = prompts && !["think", "tool"].iter().any(has);
+        let thinks = chatml && ["last_query_index", "<tool_response>"].iter().all(has) && !has(&"<function=");
+        let instruct = prompts && INSTRUCT.iter().all(has) && !["think", "<function="].iter().any(has);
+        if thinks && has(&"enable_thinking") {
+            Some(Template::QWEN3)
+        } else if thinks && prompts && THINKING_PROMPT.iter().any(has) {
+            Some(Template::QWEN3_THINKING)
+        } else if instruct
+            && has(&"messages[0].role == 'system'")
+            && !["You are Qwen", "assistant.<|im_end|>"].iter().any(has)
+        {
+            Some(Template::QWEN3_INSTRUCT)
+        } else if instruct && QWEN25_DEFAULT.iter().all(has) && has_twice(text, QWEN25_DEFAULT[2]) {
+            Some(Template::QWEN25)
+        } else if plain && !has(&"system") {
+            Some(Template::PLAIN)
+        } else if plain && has(&DEFAULT_SYSTEM) && has_twice(text, "system") {
+            let default = |words: &[&str; 2]| words.iter().any(has);
+            if default(&SMOLLM2_DEFAULT) {
+                Some(Template::SMOLLM2)
+            } else {
+                default(&QWEN2_DEFAULT).then_some(Template::QWEN2)
+            }
+        } else {
+            None
         }
     }
 }
@@ -317,8 +391,23 @@ const LLAMA31_WORDS: [&str; 3] = ["Cutting Knowledge Date: December 2023", "Toda
 const THINKING_PROMPT: [&str; 2] =
     ["<|im_start|>assistant\\n<think>\\n'", "<|im_start|>assistant\n<think>\n'"];
 
-/// Tools as Qwen3 describes them, and calls in JSON, which Qwen3-Coder's are not; Qwen2.5's has another condition.
-const INSTRUCT: [&str; 4] = ["<tools>", "<tool_response>", "<function-name>", "messages[0].role == 'system'"];
+/// Tools as Qwen3 describes them, and calls in JSON, which Qwen3-Coder's are not.
+const INSTRUCT: [&str; 3] = ["<tools>", "<tool_response>", "<function-name>"];
+
+/// How Qwen2.5's template adds its system message, with tools and without.
+const QWEN25_DEFAULT: [&str; 3] = [
+    "messages[0]['role'] == 'system'",
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>",
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+];
+
+/// How Gemma 3's template trims contents, and puts a system prompt before the first of them.
+const GEMMA_WORDS: [&str; 4] = [
+    "add_generation_prompt",
+    "message['content'] | trim",
+    "messages[0]['content'] + '",
+    "first_user_prefix if loop.first",
+];
 
 /// Whether `word` occurs twice, and not more often.
 fn has_twice(text: &str, word: &str) -> bool {
@@ -326,11 +415,15 @@ fn has_twice(text: &str, word: &str) -> bool {
     later(text).and_then(later).is_some_and(|rest| find(rest, word).is_none())
 }
 
-/// How SmolLM2's template adds its system message; whether a line break is escaped depends on the converter.
-const SMOLLM2_DEFAULT: [&str; 3] = [
-    "loop.first and messages[0]['role'] != 'system'",
-    "<|im_start|>system",
-    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>",
+/// How the templates of SmolLM2 and Qwen2 add their system messages; whether a line break is escaped depends on the converter.
+const DEFAULT_SYSTEM: &str = "loop.first and messages[0]['role'] != 'system'";
+const SMOLLM2_DEFAULT: [&str; 2] = [
+    "<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>",
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>",
+];
+const QWEN2_DEFAULT: [&str; 2] = [
+    "<|im_start|>system\\nYou are a helpful assistant.<|im_end|>",
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>",
 ];
 
 impl Default for Template {
@@ -476,7 +569,7 @@ pub(super) fn encode_unfinished(
     let mut script = Script::new(options);
     check_tools(options, !reply.tool_calls.is_empty())?;
     match options.template.style {
-        Style::Plain | Style::Llama3 | Style::Llama31 => script.text(reply.content),
+        Style::Plain | Style::Llama3 | Style::Llama31 | Style::Gemma => script.text(reply.content),
         style @ (Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct) => {
             let (reasoning, mut content) = style.parts(reply);
             if !options.tools.is_empty() {
@@ -568,7 +661,7 @@ impl Script {
 
     /// Known at compile time if there is only one.
     fn frame(&self) -> &'static Frame {
-        if HAS_LLAMA3 { self.frame } else { &CHATML }
+        if HAS_FRAMES { self.frame } else { &CHATML }
     }
 
     fn text(&mut self, text: &str) {
@@ -604,9 +697,9 @@ impl Script {
     }
 
     fn open(&mut self, role: Role) {
-        let &Frame { start, header_end, before, .. } = self.frame();
+        let &Frame { start, header_end, before, assistant, .. } = self.frame();
         self.special(start);
-        self.text(role.name());
+        self.text(if role == Role::Assistant { assistant } else { role.name() });
         if let Some(marker) = header_end {
             self.special(marker);
         }
@@ -620,9 +713,8 @@ impl Script {
 
     /// Writes messages; `opening` tells whether the first one starts the conversation.
     fn messages(&mut self, messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<()> {
-        // Plain ChatML has any role.
-        let results = matches!(options.template.style, Style::Llama3 | Style::Llama31);
-        let uses_tools = |m: &Message<'_>| !m.tool_calls.is_empty() || results && m.role == Role::Tool;
+        let results = options.template.style.has_results();
+        let uses_tools = |m: &Message<'_>| !m.tool_calls.is_empty() || !results && m.role == Role::Tool;
         check_tools(options, messages.iter().any(uses_tools))?;
         match options.template.style {
             Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => {
@@ -631,14 +723,10 @@ impl Script {
             Style::Plain => {
                 let first = messages.first().filter(|m| opening && m.role != Role::System);
                 if let (Some(_), Some(system)) = (first, options.template.system) {
-                    self.open(Role::System);
-                    self.text(system);
-                    self.close();
+                    self.message(Role::System, system);
                 }
                 for m in messages {
-                    self.open(m.role);
-                    self.text(m.content);
-                    self.close();
+                    self.message(m.role, m.content);
                 }
             }
             Style::Llama3 | Style::Llama31 if !HAS_LLAMA3 => {
@@ -655,18 +743,52 @@ impl Script {
                     messages = messages.get(usize::from(system.is_some())..).unwrap_or_default();
                 }
                 for m in messages {
-                    self.open(m.role);
-                    self.text(trim(m.content));
-                    self.close();
+                    self.message(m.role, trim(m.content));
                 }
             }
+            Style::Gemma if !HAS_GEMMA => {
+                return Err(error!(Template { lacks: "Gemma's messages in this build" }));
+            }
+            Style::Gemma => self.gemma(messages, opening)?,
         }
         if options.add_generation_prompt {
             self.open(Role::Assistant);
             match options.template.style {
                 Style::Qwen3 if options.thinking == Some(false) => self.literal("<think>\n\n</think>\n\n"),
                 Style::Qwen3Thinking => self.literal("<think>\n"),
-                Style::Qwen3 | Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 => {}
+                Style::Qwen3
+                | Style::Qwen3Instruct
+                | Style::Plain
+                | Style::Llama3
+                | Style::Llama31
+                | Style::Gemma => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, role: Role, content: &str) {
+        self.open(role);
+        self.text(content);
+        self.close();
+    }
+
+    /// Gemma 3's template.
+    fn gemma(&mut self, messages: &[Message<'_>], opening: bool) -> Result<()> {
+        let mut system = None;
+        for (i, m) in messages.iter().enumerate() {
+            match m.role {
+                Role::System if opening && i == 0 => system = Some(m.content),
+                Role::System => return Err(error!(Template { lacks: "system messages after the first" })),
+                Role::User | Role::Assistant | Role::Tool => {
+                    self.open(m.role);
+                    if let Some(system) = system.take() {
+                        self.text(system);
+                        self.text("\n\n");
+                    }
+                    self.text(trim(m.content));
+                    self.close();
+                }
             }
         }
         Ok(())
@@ -674,11 +796,12 @@ impl Script {
 
     /// Qwen3's template, in the order of its branches.
     fn qwen3(&mut self, messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<()> {
-        let system = messages.first().filter(|m| opening && m.role == Role::System);
+        let first = messages.first().filter(|m| opening && m.role == Role::System).map(|m| m.content);
+        let system = first.or(options.template.system.filter(|_| opening && !messages.is_empty()));
         if cfg!(feature = "tools") && opening && !options.tools.is_empty() {
             self.open(Role::System);
-            if let Some(m) = system {
-                self.text(m.content);
+            if let Some(system) = system {
+                self.text(system);
                 self.text("\n\n");
             }
             self.text("# Tools\n\nYou may call one or more functions to assist with the user query.\n\n");
@@ -691,10 +814,8 @@ impl Script {
             self.literal("arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n");
             self.literal("{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>");
             self.close();
-        } else if let Some(m) = system {
-            self.open(Role::System);
-            self.text(m.content);
-            self.close();
+        } else if let Some(system) = system {
+            self.message(Role::System, system);
         }
 
         // Reasoning is kept from the last real question on.
@@ -709,11 +830,7 @@ impl Script {
             let next = messages.get(i + 1);
             match m.role {
                 Role::System if i == 0 && opening => {}
-                Role::User | Role::System => {
-                    self.open(m.role);
-                    self.text(m.content);
-                    self.close();
-                }
+                Role::User | Role::System => self.message(m.role, m.content),
                 Role::Assistant => {
                     let current = i > last_query && options.template.style.can_think();
                     let (reasoning, content) = options.template.style.parts(m);
