@@ -57,10 +57,13 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             Op::Add { .. } => {
                 ("a norm after a product", "products that are added as they are; the CPU computes both")
             }
-            Op::Scale { .. } => ("a factor of a stream", "none; the CPU computes both"),
-            Op::Gated { activation: Activation::GeluTanh | Activation::Relu2, .. } => {
-                ("an activation other than SiLU", "SiLU; the CPU computes all")
+            Op::Conv(_) | Op::DeltaNet(_) | Op::GatedNorm(_) | Op::SplitHeads { .. } => {
+                ("layers with a recurrent state", "attention in every layer; the CPU computes both")
             }
+            Op::Scale { .. } => ("a factor of a stream", "none; the CPU computes both"),
+            Op::Gated {
+                activation: Activation::GeluTanh | Activation::Relu2 | Activation::Sigmoid, ..
+            } => ("an activation other than SiLU", "SiLU; the CPU computes all"),
             Op::Attention { window: Some(_), .. } => {
                 ("layers with a window", "layers that see all positions; the CPU computes both")
             }

@@ -106,7 +106,13 @@ impl Config {
         let name = architecture.name;
         let key = |rest: &str| format!("{name}.{rest}");
         w.set("general.architecture", name)?;
+        let has_layers = |setting: &&Setting| matches!(setting.value, SettingValue::KeyValueHeads);
+        let of_layers = folder.settings.iter().copied().flatten().find(has_layers).map(|setting| setting.key);
         for (rest, value) in settings.0 {
+            if of_layers == Some(rest) {
+                w.set_array(&key(rest), &key_value_heads(root, config.layers, config.kv_heads)?)?;
+                continue;
+            }
             let value = if rest == CONTEXT { scaled_context(root, context).into() } else { value };
             w.set(&key(rest), value)?;
         }
@@ -173,11 +179,14 @@ impl Settings {
         let named = setting.names.iter().find_map(|name| Some((*name, present(root, name)?)));
         type Read = fn(&Value, &str) -> Result<Option<Metadata<'static>>, ConvertError>;
         let (read, expected): (Read, &str) = match setting.value {
-            SettingValue::Whole(_) => {
+            SettingValue::Whole(_) | SettingValue::KeyValueHeads => {
                 (|r, name| Ok(whole(r, name)?.map(Metadata::U32)), "a whole number of 32 bits")
             }
             SettingValue::Number(_) => (|r, name| Ok(number(r, name)?.map(Metadata::F32)), "a number"),
             SettingValue::Flag(_) => (|r, name| Ok(r[name].as_bool().map(Metadata::Bool)), "true or false"),
+            SettingValue::AdjustedWidth => {
+                (|r, name| Ok(adjusted_width(r, name)?.map(Metadata::U32)), "a whole number of 32 bits")
+            }
         };
         let value = match named {
             Some((name, _)) => read(root, name)?,
@@ -223,6 +232,34 @@ impl Settings {
             _ => 0.0,
         }
     }
+}
+
+/// The width of the feed-forward blocks of LFM2 (transformers' `Lfm2MLP`).
+fn adjusted_width(root: &Value, name: &str) -> Result<Option<u32>, ConvertError> {
+    let Some(width) = whole(root, name)? else { return Ok(None) };
+    if present(root, "block_auto_adjust_ff_dim").and_then(Value::as_bool) == Some(false) {
+        return Ok(Some(width));
+    }
+    let multiplier = number(root, "block_ffn_dim_multiplier")?.unwrap_or(1.0);
+    let multiple = whole(root, "block_multiple_of")?.unwrap_or(256).max(1);
+    let width = (f64::from((u64::from(width) * 2 / 3) as u32) * f64::from(multiplier)) as u32;
+    Ok(width.checked_next_multiple_of(multiple))
+}
+
+/// The heads of keys and values of each layer: `heads`, or 0 in those that are convolutions.
+fn key_value_heads(root: &Value, layers: u32, heads: u32) -> Result<Vec<u32>, ConvertError> {
+    let (name, expected) = ("layer_types", "conv or full_attention for each layer");
+    let wrong = || wrong(name, present(root, name), expected);
+    let kinds = present(root, name).and_then(Value::as_array).ok_or_else(wrong)?;
+    if kinds.len() != layers as usize {
+        return Err(wrong());
+    }
+    let of_kind = |kind: &Value| match kind.as_str() {
+        Some("conv") => Ok(0),
+        Some(FULL_ATTENTION) => Ok(heads),
+        _ => Err(wrong()),
+    };
+    kinds.iter().map(of_kind).collect()
 }
 
 /// Refuses rotations of a part of each head.

@@ -20,6 +20,11 @@ pub(crate) fn is_router(name: &str) -> bool {
     name.ends_with(".ffn_gate_inp.weight")
 }
 
+/// The weights of a convolution along the sequence, in a folder or a GGUF file: few numbers, which stay floats.
+pub(crate) fn is_convolution(name: &str) -> bool {
+    name.ends_with(".conv.weight") || name.ends_with("conv1d.weight")
+}
+
 /// What tensor `name` of a folder becomes; `None` for what GGUF files do not have.
 pub(crate) fn to_gguf(name: &str, config: &Config) -> Result<Option<InGguf>, ConvertError> {
     let unknown = || {

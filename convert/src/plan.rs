@@ -127,7 +127,11 @@ impl<'f> Plan<'f> {
         }
         for (tensor, format) in &tensors {
             let dims: Vec<u64> = tensor.shape().iter().rev().map(|dim| *dim as u64).collect();
-            w.tensor(&tensor.name, if tensor.vector { &dims[..1] } else { &dims }, *format)?;
+            w.tensor(
+                &tensor.name,
+                if tensor.vector && tensor.rows == 1 { &dims[..1] } else { &dims },
+                *format,
+            )?;
         }
         let (header, body) = (w.header()?, w.body());
         let plan = Plan { source, header, body, tensors };

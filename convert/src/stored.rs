@@ -1,6 +1,7 @@
 //! The tensors of safetensors files.
 
 use crate::error::{ConvertError, Result};
+use crate::names::is_convolution;
 use safetensors::tensor::{Dtype, SafeTensors};
 use shohin_core::Format;
 use shohin_files::Mmap;
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stored<'f> {
     pub(crate) dtype: Dtype,
-    /// Rows and columns; one row for a vector.
+    /// Rows and columns; one row for a vector, unless it is a convolution.
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) vector: bool,
@@ -29,12 +30,14 @@ pub(crate) fn stored(shards: &[(PathBuf, Mmap)]) -> Result<BTreeMap<String, Stor
             let (rows, cols) = match *view.shape() {
                 [cols] => (1, cols),
                 [rows, cols] => (rows, cols),
+                // A convolution of each channel by itself.
+                [rows, 1, cols] if is_convolution(name) => (rows, cols),
                 _ => {
                     let problem = format!("has the shape {:?}, expected one or two dimensions", view.shape());
                     return Err(refused(ConvertError::tensor(name, problem)));
                 }
             };
-            let vector = view.shape().len() == 1;
+            let vector = view.shape().len() == 1 || is_convolution(name);
             let stored = Stored { dtype: view.dtype(), rows, cols, vector, data: view.data() };
             if all.insert(name.to_string(), stored).is_some() {
                 return Err(refused(ConvertError::tensor(name, "is in two files")));

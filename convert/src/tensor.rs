@@ -112,7 +112,7 @@ pub(crate) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertErr
             name: info.name().into(),
             rows: (rows * count) as usize,
             cols: cols as usize,
-            vector: info.dims().len() == 1,
+            vector: info.dims().len() == 1 || names::is_convolution(info.name()),
             matrices: matrices.collect(),
             order: Order::Same,
             shared: None,

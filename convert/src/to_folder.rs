@@ -7,6 +7,7 @@ use crate::error::{ConvertError, Result};
 use crate::file_type::FileType;
 use crate::folder::{NAME, WEIGHTS, parts_of_model};
 use crate::json::pretty;
+use crate::names::is_convolution;
 use crate::options::ConvertOptions;
 use crate::report::{Converted, ConvertedTensor};
 use crate::source::Source;
@@ -123,7 +124,11 @@ impl<'f> Folder<'f> {
             .sum();
         let state = RefCell::new(State { written: 0, whole, progress, report: Vec::new(), error: None });
         let views = self.tensors.iter().map(|(name, tensor, format)| {
-            let shape = [tensor.rows, tensor.cols];
+            let shape = match tensor.vector {
+                true if is_convolution(name) => vec![tensor.rows, 1, tensor.cols],
+                true => vec![tensor.cols],
+                false => vec![tensor.rows, tensor.cols],
+            };
             (name, TensorView { name, tensor, shape, format: *format, state: &state })
         });
         let file = NewFile::create(&weights).map_err(failed("write", &weights))?;
@@ -184,7 +189,7 @@ struct State<'p> {
 struct TensorView<'f, 'p> {
     name: &'f str,
     tensor: &'f Tensor<'f>,
-    shape: [usize; 2],
+    shape: Vec<usize>,
     format: Format,
     state: &'f RefCell<State<'p>>,
 }
@@ -199,7 +204,7 @@ impl View for TensorView<'_, '_> {
     }
 
     fn shape(&self) -> &[usize] {
-        &self.shape[usize::from(self.tensor.vector)..]
+        &self.shape
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
@@ -232,6 +237,8 @@ fn setting_value(setting: &Setting, config: &ModelConfig) -> Value {
         SettingValue::Whole(of) => of(config).into(),
         SettingValue::Number(of) => number(of(config)),
         SettingValue::Flag(of) => of(config).into(),
+        SettingValue::KeyValueHeads => config.num_kv_heads.into(),
+        SettingValue::AdjustedWidth => config.intermediate_size.into(),
     }
 }
 
@@ -261,6 +268,14 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
     for setting in folder.settings.iter().copied().flatten() {
         let Some(name) = setting.names.first() else { continue };
         root[name] = setting_value(setting, config);
+        match setting.value {
+            SettingValue::KeyValueHeads => {
+                let kind = |layer| if config.layers.is_recurrent(layer) { "conv" } else { FULL_ATTENTION };
+                root["layer_types"] = (0..config.num_layers).map(kind).collect();
+            }
+            SettingValue::AdjustedWidth => root["block_auto_adjust_ff_dim"] = false.into(),
+            SettingValue::Whole(_) | SettingValue::Number(_) | SettingValue::Flag(_) => {}
+        }
     }
     if let Some(windowed) = config.layers.rotary {
         root[LOCAL_BASE] = number(windowed.base);

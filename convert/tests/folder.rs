@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-const FOLDERS: [(&str, Format); 12] = [
+const FOLDERS: [(&str, Format); 13] = [
     ("qwen3", Format::Bf16),
     ("qwen3moe", Format::Bf16),
     ("llama3", Format::Bf16),
@@ -23,6 +23,7 @@ const FOLDERS: [(&str, Format); 12] = [
     ("granite", Format::Bf16),
     ("gemma3", Format::Bf16),
     ("bitnet", Format::Bf16),
+    ("lfm2", Format::Bf16),
     ("mlx-1bit", Format::Q1_0),
     ("mlx-2bit", Format::Pq2_0),
     ("mlx-4bit", Format::Q4_1),

@@ -165,6 +165,17 @@ pub trait Device {
     /// Positions that a cache holds, and its format.
     fn cache_options(&self, cache: &Self::Cache) -> SessionOptions;
 
+    /// Readies a cache to go on after its first `len` positions. A recurrent state, which cannot forget tokens, goes back to a
+    /// position that the device has kept a copy of; what was kept after `len` is lost. Returns that position, at most `len`: the
+    /// tokens from there on have to be run again. Caches of keys and values alone return `len`.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn rewind(&mut self, cache: &mut Self::Cache, len: usize) -> Result<usize, Self::Error> {
+        let _ = cache;
+        Ok(len)
+    }
+
     /// Computes `batch`, whose run `i` belongs to `caches[i]`, and passes the requested outputs to `sink`.
     /// The tokens and positions have been checked by [`check_run`].
     ///

@@ -14,6 +14,8 @@ pub struct Session<D: Device> {
     cache: D::Cache,
     capacity: usize,
     position: usize,
+    /// The tokens seen, if the model has a recurrent state, to compute it again after some were forgotten.
+    tokens: Option<Vec<u32>>,
 }
 
 impl<D: Device> core::fmt::Debug for Session<D> {
@@ -46,7 +48,8 @@ impl<D: Device> Session<D> {
     /// An empty sequence in a cache that `device` has made.
     pub fn over(device: &D, cache: D::Cache) -> Self {
         let capacity = device.cache_options(&cache).context;
-        Session { cache, capacity, position: 0 }
+        let tokens = (device.program().state_len > 0).then(Vec::new);
+        Session { cache, capacity, position: 0, tokens }
     }
 
     /// Its keys and values.
@@ -73,7 +76,25 @@ impl<D: Device> Session<D> {
             let expected = "at most the number of tokens seen";
             return Err(error!(Option { what: "truncated length", found: len as f64, expected }));
         }
+        self.set_position(len);
+        Ok(())
+    }
+
+    fn set_position(&mut self, len: usize) {
         self.position = len;
+        if let Some(tokens) = &mut self.tokens {
+            tokens.resize(len, 0);
+        }
+    }
+
+    /// Computes what the device has not kept of the state after the tokens seen.
+    async fn settle(&mut self, device: &mut D) -> Result<(), D::Error> {
+        let Some(tokens) = &self.tokens else { return Ok(()) };
+        let from = device.rewind(&mut self.cache, self.position)?;
+        if let Some(again) = tokens.get(from..).filter(|again| !again.is_empty()) {
+            let run = Run { tokens: again, position: from, wants: Wants::Nothing };
+            device.run(&[run], &mut [&mut self.cache], &mut |_, _, _| ()).await?;
+        }
         Ok(())
     }
 
@@ -89,7 +110,8 @@ impl<D: Device> Session<D> {
             let expected = "with those kept at most the number of tokens seen";
             return Err(error!(Option { what: "dropped tokens", found: drop as f64, expected }).into());
         }
-        self.position = device.shift(&mut self.cache, self.position, keep, drop)?;
+        let len = device.shift(&mut self.cache, self.position, keep, drop)?;
+        self.set_position(len);
         Ok(())
     }
 
@@ -103,7 +125,7 @@ impl<D: Device> Session<D> {
             let (position, adding) = (self.position as u64, len.saturating_sub(self.position) as u64);
             return Err(error!(ContextFull { position, adding, capacity: self.capacity as u64 }));
         }
-        self.position = len;
+        self.set_position(len);
         Ok(())
     }
 
@@ -147,7 +169,7 @@ impl<D: Device> Session<D> {
 
     /// Bytes that [`Session::export`] would append.
     pub fn export_len(&self, device: &D) -> usize {
-        device.export_len(&self.cache, self.position)
+        device.export_len(&self.cache, self.position) + self.tokens_len(self.position)
     }
 
     /// Appends the keys and values of all tokens seen to `out`. A session of any capacity over the same
@@ -157,7 +179,17 @@ impl<D: Device> Session<D> {
     /// # Errors
     /// [`Error::Memory`]; those of the device.
     pub async fn export(&mut self, device: &mut D, out: &mut Vec<u8>) -> Result<(), D::Error> {
-        device.export(&mut self.cache, self.position, out).await
+        self.settle(device).await?;
+        device.export(&mut self.cache, self.position, out).await?;
+        for token in self.tokens.iter().flatten() {
+            out.extend_from_slice(&token.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    /// Bytes of `len` exported tokens, of a model with a recurrent state.
+    fn tokens_len(&self, len: usize) -> usize {
+        if self.tokens.is_some() { len * size_of::<u32>() } else { 0 }
     }
 
     /// A session of the same capacity that continues after the first `len` tokens of this one. A
@@ -171,8 +203,12 @@ impl<D: Device> Session<D> {
             let expected = "at most the number of tokens seen";
             return Err(error!(Option { what: "forked length", found: len as f64, expected }).into());
         }
+        let tokens = self.tokens.as_ref().map(|tokens| tokens.get(..len).unwrap_or(tokens).to_vec());
+        if tokens.is_some() {
+            self.settle(device).await?;
+        }
         let cache = device.fork(&mut self.cache, len, self.position).await?;
-        Ok(Session { cache, capacity: self.capacity, position: len })
+        Ok(Session { cache, capacity: self.capacity, position: len, tokens })
     }
 
     /// Continues after the `len` tokens whose keys and values are in `from`, as written by
@@ -183,11 +219,21 @@ impl<D: Device> Session<D> {
     /// [`Error::ContextFull`] if they do not fit, [`Error::Length`] for a wrong number of bytes; those of the
     /// device.
     pub fn import(&mut self, device: &mut D, len: usize, from: &[u8]) -> Result<(), D::Error> {
-        self.position = 0;
+        self.set_position(0);
         self.set_len(len)?;
-        self.position = 0;
-        device.import(&mut self.cache, len, from)?;
-        self.position = len;
+        self.set_position(0);
+        let ids = self.tokens_len(len);
+        let Some(kv) = from.len().checked_sub(ids) else {
+            let (expected, found) = (ids as u64, from.len() as u64);
+            return Err(error!(Length { what: "imported tokens", expected, found }).into());
+        };
+        let (kv, ids) = from.split_at(kv);
+        device.import(&mut self.cache, len, kv)?;
+        self.set_position(len);
+        if let Some(tokens) = &mut self.tokens {
+            let ids = ids.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id));
+            tokens.iter_mut().zip(ids).for_each(|(token, id)| *token = id);
+        }
         Ok(())
     }
 }
@@ -214,6 +260,9 @@ pub async fn run_batch<D: Device>(
     sink: &mut Sink<'_>,
 ) -> Result<(), D::Error> {
     let vocab = device.program().vocab();
+    for feed in feeds.iter_mut() {
+        feed.session.settle(device).await?;
+    }
     let limit =
         error!(Limit { what: "sequences of a batch", found: feeds.len() as u64, max: MAX_SEQUENCES as u64 });
     {
@@ -229,6 +278,9 @@ pub async fn run_batch<D: Device>(
     }
     for feed in feeds {
         feed.session.position += feed.tokens.len();
+        if let Some(tokens) = &mut feed.session.tokens {
+            tokens.extend_from_slice(feed.tokens);
+        }
     }
     Ok(())
 }

@@ -80,6 +80,10 @@ pub(crate) fn together(program: &Program, layouts: &[Option<PackedFormat>]) -> V
             | Op::Bias { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
+            | Op::Conv(_)
+            | Op::DeltaNet(_)
+            | Op::GatedNorm(_)
+            | Op::SplitHeads { .. }
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Exchange(_)

@@ -104,6 +104,10 @@ fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
         | Op::Bias { .. }
         | Op::Add { .. }
         | Op::Scale { .. }
+        | Op::Conv(_)
+        | Op::DeltaNet(_)
+        | Op::GatedNorm(_)
+        | Op::SplitHeads { .. }
         | Op::Experts(_)
         | Op::Select { .. }
         | Op::Merge { .. }
@@ -485,6 +489,10 @@ impl Recorder<'_> {
             Op::Bias { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
+            | Op::Conv(_)
+            | Op::DeltaNet(_)
+            | Op::GatedNorm(_)
+            | Op::SplitHeads { .. }
             | Op::Experts(_)
             | Op::Select { .. }
             | Op::Merge { .. }

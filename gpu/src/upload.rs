@@ -240,6 +240,10 @@ fn combined(program: &Program, op: &Op) -> Vec<(Vec<TensorId>, usize)> {
         | Op::Bias { .. }
         | Op::Add { .. }
         | Op::Scale { .. }
+        | Op::Conv(_)
+        | Op::DeltaNet(_)
+        | Op::GatedNorm(_)
+        | Op::SplitHeads { .. }
         | Op::RopeStore { .. }
         | Op::Attention { .. }
         | Op::Select { .. }

@@ -140,6 +140,10 @@ impl Device for HostDevice {
         each!(self, device => cache.0.downcast_ref().map_or(foreign, |own| device.cache_options(own)))
     }
 
+    fn rewind(&mut self, cache: &mut HostCache, len: usize) -> Result<usize> {
+        each!(self, device => done(device.rewind(cache.own()?, len)))
+    }
+
     async fn run(
         &mut self,
         batch: &Batch<'_>,

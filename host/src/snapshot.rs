@@ -75,7 +75,7 @@ impl Model {
         let found = snapshot::open(bytes, &origin.on(other), sha256).map_err(|_| foreign)?;
         let c = self.config();
         let shape = KvShape {
-            layers: c.num_layers,
+            layers: c.program().layers,
             kv_heads: c.num_kv_heads,
             capacity: found.prefix.held(),
             head_dim: c.head_dim,

@@ -222,7 +222,13 @@ impl<D: Driver> Lowering<'_, D> {
                 self.fresh[gate.index()] = false;
                 Ok(())
             }
-            Op::Bias { .. } | Op::Add { .. } | Op::Scale { .. } => {
+            Op::Bias { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Conv(_)
+            | Op::DeltaNet(_)
+            | Op::GatedNorm(_)
+            | Op::SplitHeads { .. } => {
                 Err(Error::Operation { found: "a bias or a factor", expected: "none; the CPU computes them" })
             }
             Op::Select { .. } | Op::Merge { .. } => {

@@ -18,6 +18,8 @@ from transformers import (
     Gemma3TextConfig,
     GraniteConfig,
     GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     SmolLM3Config,
@@ -89,11 +91,18 @@ def bitnet():
     )
 
 
+def lfm2():
+    t = tokenizer(split(LLAMA3))
+    kinds = ["conv", "full_attention", "conv", "conv", "full_attention"]
+    more = dict(num_hidden_layers=5, tie_word_embeddings=True, layer_types=kinds, intermediate_size=64, block_multiple_of=16)
+    return t, Lfm2ForCausalLM(Lfm2Config(**common(t, **more, rope_parameters=theta(1e6))))
+
+
 def theta(base):
     return {"rope_type": "default", "rope_theta": base}
 
 
-ALL = [qwen2, smollm3, granite, gemma3, bitnet]
+ALL = [qwen2, smollm3, granite, gemma3, bitnet, lfm2]
 
 
 def main():

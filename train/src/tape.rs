@@ -382,7 +382,7 @@ impl Lowering<'_> {
                 let up = self.linear(x, *up, *out);
                 self.swiglu(gate, up, *out);
             }
-            Op::Gated { activation: Activation::Silu, gate: buffer, up } => {
+            Op::Gated { activation: Activation::Silu, gate: buffer, up, .. } => {
                 let (gate, up) = (self.read(*buffer)?, self.read(*up)?);
                 self.swiglu(gate, up, *buffer);
             }
@@ -413,6 +413,9 @@ impl Lowering<'_> {
                     "training a model with biases, factors or another activation than SiLU",
                     "one without",
                 ));
+            }
+            Op::Conv(_) | Op::DeltaNet(_) | Op::GatedNorm(_) | Op::SplitHeads { .. } => {
+                return Err(refused("training a model with a recurrent state", "attention in every layer"));
             }
             Op::RopeStore { .. } | Op::Attention { .. } => {
                 return Err(refused(

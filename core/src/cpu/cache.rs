@@ -4,6 +4,7 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use super::recurrent::Recurrent;
 use crate::arena::{Arena, Planner};
 use crate::attention::AttentionPattern;
 use crate::cache::{BLOCK_POSITIONS, KvCodec, KvFormat, KvShape, KvStorage, Pages, presence, with_codec};
@@ -19,6 +20,8 @@ pub struct CpuCache<'m> {
     pub(super) attention: AttentionPattern,
     /// The layers that tokens skip, in order.
     pub(super) routed: Vec<usize>,
+    /// What operations carry from row to row.
+    pub(super) recurrent: Recurrent,
     data: Data<'m>,
 }
 
@@ -51,7 +54,7 @@ impl<'m> CpuCache<'m> {
 
     fn over(options: &SessionOptions, shape: KvShape, routed: &[usize], data: Data<'m>) -> Self {
         let SessionOptions { kv: format, attention, .. } = *options;
-        CpuCache { format, shape, attention, routed: routed.to_vec(), data }
+        CpuCache { format, shape, attention, routed: routed.to_vec(), recurrent: Recurrent::default(), data }
     }
 
     /// A cache in pages, of which there are none yet.
@@ -77,7 +80,9 @@ impl<'m> CpuCache<'m> {
     pub(super) fn fork(&self, len: usize) -> Result<Option<Self>> {
         let Data::Pages(pages, present) = &self.data else { return Ok(None) };
         let data = Data::Pages(pages.fork(len, self.shape.capacity)?, present.clone());
-        Ok(Some(Self::over(&self.options(), self.shape, &self.routed, data)))
+        let mut fork = Self::over(&self.options(), self.shape, &self.routed, data);
+        fork.recurrent = self.recurrent.copy()?;
+        Ok(Some(fork))
     }
 
     /// Readies `positions` to be written, and where routed layers have them. The first `kept` keep their content.
@@ -116,6 +121,11 @@ impl<'m> CpuCache<'m> {
         Ok(Self::over(options, shape, routed, data))
     }
 
+    /// What operations carry from row to row, `(state_len)`.
+    pub(super) fn state(&mut self) -> Result<&mut [f32]> {
+        Ok(self.recurrent.current())
+    }
+
     pub(super) fn options(&self) -> SessionOptions {
         SessionOptions { context: self.shape.capacity, kv: self.format, attention: self.attention }
     }
@@ -134,7 +144,7 @@ impl<'m> CpuCache<'m> {
 
     pub(super) fn export_len(&self, len: usize) -> usize {
         let kv = with_codec!(self.format, C => KvStorage::<C>::export_len(self.shape, len));
-        kv + self.present_len(len)
+        kv + self.present_len(len) + self.recurrent.export_len()
     }
 
     /// Bytes that say which of the first `len` positions are present in the routed layers.
@@ -146,6 +156,8 @@ impl<'m> CpuCache<'m> {
     pub(super) fn export(&mut self, len: usize, out: &mut [u8]) -> Result<()> {
         let end = len.next_multiple_of(BLOCK_POSITIONS);
         self.own(len..end, len)?;
+        let (out, state) = out.split_at_mut(out.len() - self.recurrent.export_len());
+        self.recurrent.export(len, state)?;
         let (kv, present) = out.split_at_mut(out.len() - self.present_len(len));
         let mut present = present.as_chunks_mut().0.iter_mut();
         for layer in 0..self.shape.layers {
@@ -169,6 +181,8 @@ impl<'m> CpuCache<'m> {
             return Err(error!(Length { what: "imported keys and values", expected, found }));
         }
         self.own(0..len, 0)?;
+        let (from, state) = from.split_at(from.len() - self.recurrent.export_len());
+        self.recurrent.import(len, state);
         let (kv, present) = from.split_at(from.len() - self.present_len(len));
         with_codec!(self.format, C => self.storage::<C>()?.import(len, kv));
         let mut present = present.as_chunks().0.iter();

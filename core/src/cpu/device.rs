@@ -12,6 +12,7 @@ use super::matmul::Lookups;
 use super::op::readout::read_out;
 use super::op::shift::Shift;
 use super::options::{CpuOptions, MemoryPlan};
+use super::recurrent::Recurrent;
 use super::scratch::{CurrentRows, Scratch, ScratchPlan};
 use super::simd::dispatch;
 use super::weights::CpuWeights;
@@ -106,6 +107,8 @@ impl MemoryPlan {
         let shape = shape(program, &options, session)?;
         let (kv, session) = cache::plan(session.kv, shape, program.routed_layers.len())?;
         let too_large = error!(Memory { need: u64::MAX, have: isize::MAX as u64 });
+        let state = Recurrent::bytes(program.state_len, kv).ok_or(too_large)?;
+        let session = session.checked_add(state).ok_or(too_large)?;
         let total = device.checked_add(session).ok_or(too_large)?;
         Ok(MemoryPlan { kv, logits, scratch: total - kv - logits, total, device, session })
     }
@@ -252,7 +255,9 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         memory: impl AsMut<[u8]> + Send + Sync + 'm,
     ) -> Result<CpuCache<'m>> {
         let shape = shape(self.program(), &self.options, options)?;
-        CpuCache::new_in(options, shape, &self.program().routed_layers, memory)
+        let mut cache = CpuCache::new_in(options, shape, &self.program().routed_layers, memory)?;
+        self.add_state(&mut cache)?;
+        Ok(cache)
     }
 
     /// The weights.
@@ -278,6 +283,16 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         self.weights.memory_plan(&self.options, session)
     }
 
+    /// Memory for what operations carry from row to row, if there are any that do.
+    fn add_state(&self, cache: &mut CpuCache<'_>) -> Result<()> {
+        let state_len = self.program().state_len;
+        if cfg!(feature = "variants") && state_len > 0 {
+            let kv = cache::plan(cache.format, cache.shape, cache.routed.len())?.0;
+            cache.recurrent = Recurrent::new(state_len, kv)?;
+        }
+        Ok(())
+    }
+
     fn compute(
         &mut self,
         batch: &Batch<'_>,
@@ -294,9 +309,11 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
                 return Err(error!(Device { problem: "the cache was made by another one" }));
             }
             check_run(run, cache.shape.capacity, self.program().vocab())?;
+            cache.recurrent.check(run.position)?;
         }
         for (run, cache) in batch.iter().zip(caches.iter_mut()) {
             cache.own(run.position..run.position + run.tokens.len(), run.position)?;
+            cache.recurrent.begin(run.tokens.len());
         }
         let mut scratch = self.plan.take(&mut Arena::new(self.memory.bytes()))?;
         let collective = self.collective.as_deref();
@@ -311,6 +328,10 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         let (mut unfinished, mut begun) = (Rows::parts(batch, self.options.batch), 0);
         for rows in Rows::parts(batch, self.options.batch) {
             forward::body(&context, &rows, caches, &mut scratch)?;
+            for segment in rows.segments() {
+                let end = segment.position + segment.tokens.len();
+                caches[segment.sequence].recurrent.advance(end, segment.tokens.len());
+            }
             begun += 1;
             if begun == most
                 && let Some(rows) = unfinished.next()
@@ -341,20 +362,29 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
 
     async fn cache(&mut self, options: &SessionOptions) -> Result<CpuCache<'m>> {
         let shape = shape(self.program(), &self.options, options)?;
-        CpuCache::new(options, shape, &self.program().routed_layers)
+        let mut cache = CpuCache::new(options, shape, &self.program().routed_layers)?;
+        self.add_state(&mut cache)?;
+        Ok(cache)
     }
 
     #[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
     async fn paged_cache(&mut self, options: &SessionOptions) -> Result<CpuCache<'m>> {
         let shape = shape(self.program(), &self.options, options)?;
         let routed = &self.weights.model().program().routed_layers;
-        CpuCache::paged(options, shape, routed, self.pages.get_or_insert_with(PagePool::default))
+        let pool = self.pages.get_or_insert_with(PagePool::default);
+        let mut cache = CpuCache::paged(options, shape, routed, pool)?;
+        self.add_state(&mut cache)?;
+        Ok(cache)
     }
 
     async fn fork(&mut self, cache: &mut CpuCache<'m>, len: usize, seen: usize) -> Result<CpuCache<'m>> {
         match cache.fork(len)? {
             Some(fork) => Ok(fork),
-            None => copy_cache(self, cache, seen).await,
+            None => {
+                let mut copy = copy_cache(self, cache, seen).await?;
+                copy.recurrent = cache.recurrent.copy()?;
+                Ok(copy)
+            }
         }
     }
 
@@ -382,7 +412,15 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         logits.get(last * vocab..).unwrap_or(&[])
     }
 
+    fn rewind(&mut self, cache: &mut CpuCache<'m>, len: usize) -> Result<usize> {
+        Ok(cache.recurrent.rewind(len))
+    }
+
     fn shift(&mut self, cache: &mut CpuCache<'m>, len: usize, keep: usize, drop: usize) -> Result<usize> {
+        if self.program().state_len > 0 {
+            // A state does not forget tokens.
+            return Ok(keep);
+        }
         let (program, isa) = (self.weights.model().program(), self.options.isa);
         let (pairing, d) = (program.pairing, program.heads.dim);
         // A batch has at least one row of each.

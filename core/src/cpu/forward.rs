@@ -3,7 +3,9 @@
 
 use super::cache::CpuCache;
 use super::context::Context;
-use super::op::{attention, elementwise, embed, exchange, experts, gated, linear, rmsnorm, select};
+use super::op::{
+    attention, conv, delta_net, elementwise, embed, exchange, experts, gated, linear, rmsnorm, select,
+};
 use super::scratch::{CurrentRows, Scratch};
 use crate::error::{Error, Result};
 use crate::model::program::Op;
@@ -78,6 +80,10 @@ fn run<B: ModelBytes>(
         | Op::Bias { .. }
         | Op::Add { .. }
         | Op::Scale { .. }
+        | Op::Conv(_)
+        | Op::DeltaNet(_)
+        | Op::GatedNorm(_)
+        | Op::SplitHeads { .. }
             if !cfg!(feature = "variants") =>
         {
             Err(error!(Device { problem: "this build lacks the feature `variants`" }))
@@ -87,11 +93,17 @@ fn run<B: ModelBytes>(
         Op::Linear { x, ref outputs } => linear::run(context, x, outputs, n, scratch),
         Op::LinearAdd { x, weight, to } => linear::add(context, x, weight, to, n, scratch),
         Op::LinearSwiglu { x, gate, up, out } => linear::swiglu(context, x, [gate, up], out, n, scratch),
-        Op::Gated { activation, gate, up } => gated::run(context, activation, (gate, up), n, scratch),
+        Op::Gated { activation, gate, up, cols } => {
+            gated::run(context, activation, (gate, up), (n, cols), scratch)
+        }
         Op::Bias { x, bias } => {
             elementwise::bias(context, x, bias, n, scratch);
             Ok(())
         }
+        Op::Conv(ref op) => conv::run(context, op, rows, caches, scratch),
+        Op::DeltaNet(ref op) => delta_net::run(context, op, rows, caches, scratch),
+        Op::GatedNorm(ref op) => delta_net::gated_norm(context, op, n, scratch),
+        Op::SplitHeads { x, a, b, heads, dim } => delta_net::split_heads((x, a, b), (heads, dim), n, scratch),
         Op::Add { x, to, cols } => elementwise::add(x, to, n * cols, scratch),
         Op::Scale { x, cols, factor } => {
             elementwise::scale(x, factor, n * cols, scratch);

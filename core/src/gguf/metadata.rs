@@ -472,6 +472,12 @@ impl<'a> Metadata<'a> {
         Ok(array.map(|a| a.bytes.chunks_exact(4).map(|raw| u32::from_le_bytes(le(raw)))))
     }
 
+    /// The array of flags under `key`.
+    pub fn bools(&self, key: &str) -> Result<Option<impl ExactSizeIterator<Item = bool> + Clone + use<'a>>> {
+        let array = self.array_of(key, &[Kind::Bool], "array of bool")?;
+        Ok(array.map(|a| a.bytes.iter().map(|raw| *raw != 0)))
+    }
+
     /// The array of `f32` under `key`.
     pub fn f32s(&self, key: &str) -> Result<Option<impl ExactSizeIterator<Item = f32> + Clone + use<'a>>> {
         let array = self.array_of(key, &[Kind::F32], "array of f32")?;

@@ -1,16 +1,17 @@
 //! How an architecture writes its forward pass.
 #![forbid(unsafe_code)]
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use heapless::Vec as ArrayVec;
 
-use super::config::{ExpertsConfig, LayerKinds, ModelConfig};
+use super::config::{ExpertsConfig, LayerKinds, ModelConfig, Recurrence};
 use super::names::tensor_name;
 use super::positions::{Positions, RopeFactors, Rotary};
 use super::program::{
-    Activation, BufferId, Experts, MAX_OUTPUTS, Op, Program, QkNorm, RopePairing, TensorId, TensorRole,
-    TensorSpec,
+    Activation, BufferId, Conv, DeltaNet, Experts, GatedNorm, MAX_OUTPUTS, Op, Program, QkNorm, RopePairing,
+    TensorId, TensorRole, TensorSpec,
 };
 use super::rope::{Rope, RopeScaling};
 use super::{alibi, depths};
@@ -58,6 +59,7 @@ impl Builder {
             output: TensorId::at(0),
             divided_vocab: None,
             layers: 0,
+            state_len: 0,
             routed_layers: Vec::new(),
             heads: config.heads(),
             rotations,
@@ -128,7 +130,6 @@ impl Builder {
     /// Starts block `layer`, whose tensors the following operations use.
     pub fn block(&mut self, layer: usize) {
         self.layer = Some(layer);
-        self.program.layers = self.program.layers.max(layer + 1);
         self.program.blocks.push(self.program.body.len());
     }
 
@@ -193,11 +194,15 @@ impl Builder {
 
     /// `x += b`, where `b` is the vector `name.bias`.
     pub fn bias(&mut self, x: Stream, name: &str) {
-        let name = tensor_name(self.layer, name, ".bias");
-        let role = TensorRole::Vector;
-        self.program.tensors.push(TensorSpec { name, rows: 1, cols: x.cols, role, matrices: 1, read: 1 });
-        let bias = TensorId::at(self.program.tensors.len() - 1);
+        let bias = self.named(tensor_name(self.layer, name, ".bias"), x.cols);
         self.program.body.push(Op::Bias { x: x.buffer, bias });
+    }
+
+    /// The vector with this name in the file.
+    fn named(&mut self, name: String, len: usize) -> TensorId {
+        let role = TensorRole::Vector;
+        self.program.tensors.push(TensorSpec { name, rows: 1, cols: len, role, matrices: 1, read: 1 });
+        TensorId::at(self.program.tensors.len() - 1)
     }
 
     /// `x *= factor`, unless it is 1.
@@ -253,8 +258,7 @@ impl Builder {
             return self.linear_swiglu(x, gate, up, cols);
         }
         let [gate, up] = self.linear(x, [(gate, "gate", cols), (up, "up", cols)]);
-        self.program.body.push(Op::Gated { activation: f, gate: gate.buffer, up: up.buffer });
-        gate
+        self.gated(gate, up, f)
     }
 
     /// `to += ` the experts' feed-forward blocks of `x`, weighted by the router's probabilities.
@@ -278,21 +282,93 @@ impl Builder {
     pub fn rope_store(&mut self, [q, k, v]: [Stream; 3], norm: Option<[&str; 2]>, config: &ModelConfig) {
         let dim = self.program.heads.dim;
         let norm = norm.map(|[q, k]| QkNorm { q: self.vector(q, dim), k: self.vector(k, dim) });
-        let layer = self.layer.unwrap_or(0);
+        // Of the cache, which layers without attention do not have.
+        let (block, layer) = (self.layer.unwrap_or(0), self.program.layers);
+        self.program.layers += 1;
         let (q, k, v) = (q.buffer, k.buffer, v.buffer);
         let rotation = match () {
-            () if config.layers.unrotated.binary_search(&layer).is_ok() => self.unrotated,
-            () if config.layers.window(layer).is_some() => self.windowed,
+            () if config.layers.unrotated.binary_search(&block).is_ok() => self.unrotated,
+            () if config.layers.window(block).is_some() => self.windowed,
             () => 0,
         };
         self.program.body.push(Op::RopeStore { layer, rotation, q, k, v, norm, eps: self.eps });
     }
 
+    /// A causal convolution of `x` with the vector `name`, with the gates of LFM2 if `x` is three times as wide as the model is;
+    /// otherwise with SiLU.
+    pub fn conv(&mut self, x: Stream, name: &str, config: &ModelConfig) -> Stream {
+        let taps = config.recurrence.map_or(1, |recurrence| recurrence.taps);
+        let gated = config.recurrence.is_some_and(|recurrence| recurrence.value_heads == 0);
+        let cols = if gated { x.cols / 3 } else { x.cols };
+        let weight = self.tensor(name, cols, taps, TensorRole::Vector);
+        let out = self.program.buffer("convolved", cols);
+        let state = self.program.state_len;
+        self.program.state_len += (taps - 1) * cols;
+        let silu = !gated;
+        self.program.body.push(Op::Conv(Conv { x: x.buffer, weight, cols, taps, gated, silu, state, out }));
+        Stream { buffer: out, cols }
+    }
+
+    /// The gated delta rule of the rows `x` (queries, keys, values), `alpha` and `beta`, with the vectors `decay` and `dt`, of which
+    /// the latter is a bias in files.
+    pub fn delta_net(
+        &mut self,
+        [x, alpha, beta]: [Stream; 3],
+        [decay, dt]: [&str; 2],
+        shape: Recurrence,
+    ) -> Stream {
+        let Recurrence { key_heads, value_heads, head_dim, .. } = shape;
+        let decay = self.named(tensor_name(self.layer, decay, ""), value_heads);
+        let dt = self.named(tensor_name(self.layer, dt, ".bias"), value_heads);
+        let cols = value_heads * head_dim;
+        let out = self.program.buffer("normalized", cols);
+        let net = DeltaNet {
+            x: x.buffer,
+            alpha: alpha.buffer,
+            beta: beta.buffer,
+            decay,
+            dt,
+            key_heads,
+            value_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            state: self.program.state_len,
+            out,
+        };
+        self.program.state_len += net.state_len();
+        self.program.body.push(Op::DeltaNet(net));
+        Stream { buffer: out, cols }
+    }
+
+    /// `x = RMSNorm(x) silu(gate)`, head by head.
+    pub fn gated_norm(&mut self, x: Stream, gate: Stream, name: &str, head_dim: usize) {
+        let weight = self.vector(name, head_dim);
+        let (x, gate, heads, eps) = (x.buffer, gate.buffer, x.cols / head_dim, self.eps);
+        self.program.body.push(Op::GatedNorm(GatedNorm { x, gate, weight, heads, eps }));
+    }
+
+    /// The two halves of each head of `x`, in buffers of these names.
+    pub fn split_heads(&mut self, x: Stream, names: [&'static str; 2], config: &ModelConfig) -> [Stream; 2] {
+        let (heads, dim) = (config.num_attention_heads, config.head_dim);
+        let cols = heads * dim;
+        let halves = names.map(|name| Stream { buffer: self.program.buffer(name, cols), cols });
+        let [a, b] = halves.map(|half| half.buffer);
+        self.program.body.push(Op::SplitHeads { x: x.buffer, a, b, heads, dim });
+        halves
+    }
+
+    /// `gate = f(gate) * up`; returns it.
+    pub fn gated(&mut self, gate: Stream, up: Stream, f: Activation) -> Stream {
+        let (cols, up) = (gate.cols, up.buffer);
+        self.program.body.push(Op::Gated { activation: f, gate: gate.buffer, up, cols });
+        gate
+    }
+
     /// Causal attention of `q` over the cache, in the layer's window.
     pub fn attention(&mut self, q: Stream, config: &ModelConfig) -> Stream {
         let out = self.program.buffer("input", q.cols);
-        let layer = self.layer.unwrap_or(0);
-        let window = config.layers.window(layer);
+        let layer = self.program.layers.saturating_sub(1);
+        let window = config.layers.window(self.layer.unwrap_or(0));
         self.program.body.push(Op::Attention { layer, window, q: q.buffer, out });
         Stream { buffer: out, cols: q.cols }
     }

@@ -112,6 +112,42 @@ impl Scales {
     }
 }
 
+/// The shape of layers with a state in place of keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recurrence {
+    /// Rows that a convolution reads (`shortconv.l_cache`, `ssm.conv_kernel`).
+    pub taps: usize,
+    /// Heads of queries and keys of linear attention (`ssm.group_count`); 0 in models without.
+    pub key_heads: usize,
+    /// Heads of values (`ssm.time_step_rank`), a multiple of those of keys.
+    pub value_heads: usize,
+    /// Elements of each of these heads (`ssm.state_size`).
+    pub head_dim: usize,
+}
+
+impl Recurrence {
+    fn check(&self, architecture: &str) -> Result<()> {
+        let Recurrence { taps, key_heads, value_heads, head_dim } = *self;
+        if !(1..=16).contains(&taps) {
+            return Err(bad(architecture, "the length of convolutions", taps as f64, "1 to 16"));
+        }
+        if value_heads == 0 {
+            return Ok(());
+        }
+        if !(1..=1 << 12).contains(&value_heads) {
+            return Err(bad(architecture, "ssm.time_step_rank", value_heads as f64, "1 to 4096"));
+        }
+        if key_heads == 0 || !value_heads.is_multiple_of(key_heads) {
+            let expected = "a divisor of time_step_rank";
+            return Err(bad(architecture, "ssm.group_count", key_heads as f64, expected));
+        }
+        if !(1..=ModelConfig::MAX_HEAD_DIM).contains(&head_dim) {
+            return Err(bad(architecture, "ssm.state_size", head_dim as f64, "1 to 4096"));
+        }
+        Ok(())
+    }
+}
+
 /// Layers whose attention differs from the others'.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerKinds {
@@ -123,11 +159,19 @@ pub struct LayerKinds {
     pub rotary: Option<Rotary>,
     /// Layers whose queries and keys are not rotated, in order.
     pub unrotated: Vec<usize>,
+    /// Layers with a state in place of keys and values, in order (those with 0 in an array `attention.head_count_kv`, or
+    /// `attention.recurrent_layers`).
+    pub recurrent: Vec<usize>,
 }
 
 impl LayerKinds {
-    pub(super) const SAME: LayerKinds =
-        LayerKinds { window: None, windowed: Vec::new(), rotary: None, unrotated: Vec::new() };
+    pub(super) const SAME: LayerKinds = LayerKinds {
+        window: None,
+        windowed: Vec::new(),
+        rotary: None,
+        unrotated: Vec::new(),
+        recurrent: Vec::new(),
+    };
 
     /// The layers of `0..layers` for which `kind` is true.
     pub(super) fn of(layers: usize, kind: impl Fn(usize) -> bool) -> Vec<usize> {
@@ -137,6 +181,11 @@ impl LayerKinds {
     /// The window of a layer.
     pub fn window(&self, layer: usize) -> Option<NonZeroU32> {
         self.window.filter(|_| self.windowed.binary_search(&layer).is_ok())
+    }
+
+    /// Whether a layer has a state in place of keys and values.
+    pub fn is_recurrent(&self, layer: usize) -> bool {
+        self.recurrent.binary_search(&layer).is_ok()
     }
 
     fn is_same(&self) -> bool {
@@ -178,6 +227,8 @@ pub struct ModelConfig {
     pub rotated: Option<usize>,
     /// What layers differ in.
     pub layers: LayerKinds,
+    /// The shape of layers with a state.
+    pub recurrence: Option<Recurrence>,
     /// Vectors that attention adds.
     pub biases: Biases,
     /// Factors of the model's streams.
@@ -215,13 +266,15 @@ impl ModelConfig {
             let expected = "the same as key_length";
             return Err(bad(architecture.name, "attention.value_length", value_length as f64, expected));
         }
+        let key = "attention.head_count_kv";
+        let (num_kv_heads, recurrent) = meta.size_of_layers(key, num_layers, num_attention_heads)?;
         let (positions, rotated) = Positions::read(meta, header, head_dim)?;
         let mut config = ModelConfig {
             architecture,
             hidden_size,
             num_layers,
             num_attention_heads,
-            num_kv_heads: meta.size("attention.head_count_kv", Some(num_attention_heads))?,
+            num_kv_heads,
             head_dim,
             intermediate_size: meta.size("feed_forward_length", None)?,
             experts: if cfg!(feature = "variants") && architecture.experts {
@@ -235,7 +288,8 @@ impl ModelConfig {
             rms_norm_eps: meta.need_f32(EPS)?,
             positions,
             rotated,
-            layers: LayerKinds::SAME,
+            layers: LayerKinds { recurrent, ..LayerKinds::SAME },
+            recurrence: None,
             biases: biases(header),
             scales: Scales::NONE,
             tied_embeddings: header.tensor("output.weight").is_none(),
@@ -347,6 +401,16 @@ impl ModelConfig {
         if self.biases.output && self.scales.residual != 1.0 {
             let expected = "1 in a model with blk.N.attn_output.bias";
             return Err(bad("residual_scale", f64::from(self.scales.residual), expected));
+        }
+        match (self.recurrence, self.layers.recurrent.is_empty()) {
+            (Some(recurrence), _) => recurrence.check(self.architecture.name)?,
+            (None, true) => {}
+            (None, false) => {
+                return Err(bad("attention.head_count_kv", 0.0, "at least 1 in every layer"));
+            }
+        }
+        if self.recurrence.is_some() && self.layers.recurrent.len() == self.num_layers {
+            return Err(bad("block_count", self.num_layers as f64, "at least one layer with attention"));
         }
         match self.layers.rotary {
             Some(rotary) => Positions::Rotary(rotary).check(self.architecture.name, false),

@@ -78,6 +78,11 @@ pub enum SettingValue {
     Number(fn(&ModelConfig) -> f32),
     /// True or false.
     Flag(fn(&ModelConfig) -> bool),
+    /// The heads of keys and values, a whole number. GGUF files have an array with 0 for the layers that are `conv` in
+    /// `layer_types`.
+    KeyValueHeads,
+    /// The width of feed-forward blocks, which `block_auto_adjust_ff_dim` makes two thirds of what is said, rounded up.
+    AdjustedWidth,
 }
 
 /// What takes the place of an absent [`Setting`].

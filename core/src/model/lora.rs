@@ -394,7 +394,7 @@ impl Pass {
                 body.push(Op::Linear { x, outputs: outputs.into_iter().collect() });
                 self.products(x, &outputs, body);
                 let activation = Activation::Silu;
-                body.push(Op::Gated { activation, gate: out, up: outputs[1].1 });
+                body.push(Op::Gated { activation, gate: out, up: outputs[1].1, cols });
             }
             Op::Embed { .. }
             | Op::RmsNorm { .. }
@@ -403,6 +403,10 @@ impl Pass {
             | Op::Bias { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
+            | Op::Conv(_)
+            | Op::DeltaNet(_)
+            | Op::GatedNorm(_)
+            | Op::SplitHeads { .. }
             | Op::Experts(_)
             | Op::RopeStore { .. }
             | Op::Attention { .. }

@@ -14,6 +14,7 @@ mod gemma3;
 mod granite;
 pub mod hugging_face;
 mod keys;
+mod lfm2;
 mod llama;
 pub mod lora;
 mod names;
@@ -21,6 +22,7 @@ pub mod positions;
 pub mod program;
 mod qwen2;
 mod qwen3;
+mod qwen35;
 pub mod registry;
 pub mod rope;
 mod smollm3;
@@ -29,7 +31,8 @@ pub mod weights;
 
 pub use bonsai::BonsaiModel;
 pub use config::{
-    Architecture, Biases, ExpertsConfig, LayerKinds, ModelConfig, ModelConfig as Qwen3Config, Scales,
+    Architecture, Biases, ExpertsConfig, LayerKinds, ModelConfig, ModelConfig as Qwen3Config, Recurrence,
+    Scales,
 };
 pub use embedding::{Embedding, Pooling};
 pub use hugging_face::HuggingFace;

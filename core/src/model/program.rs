@@ -110,6 +110,8 @@ pub enum Activation {
     GeluTanh,
     /// `max(x, 0)^2` (So et al. 2021)
     Relu2,
+    /// `1 / (1 + e^-x)`
+    Sigmoid,
 }
 
 /// The weights `(head_dim)` that normalize each head of queries and keys before the rotation.
@@ -146,6 +148,87 @@ pub struct Experts {
     pub gated: BufferId,
     /// `(rows, cols)`
     pub to: BufferId,
+}
+
+/// A depthwise causal convolution along a sequence, the operands of [`Op::Conv`]: `out[t][c] = sum_j w[c][j] u[t - (taps - 1) + j][c]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv {
+    /// `u (rows, cols)`; or `B`, `C` and `X` side by side, `(rows, 3 cols)`. It is overwritten.
+    pub x: BufferId,
+    /// `(cols, taps)`, that of the oldest row first.
+    pub weight: TensorId,
+    /// Channels.
+    pub cols: usize,
+    /// Rows that a result depends on.
+    pub taps: usize,
+    /// Whether `u = B X`, and the result is multiplied by `C`.
+    pub gated: bool,
+    /// Whether the result is `silu` of the sum.
+    pub silu: bool,
+    /// Where the [state](Program::state_len) has the last `u (taps - 1, cols)`.
+    pub state: usize,
+    /// `(rows, cols)`
+    pub out: BufferId,
+}
+
+/// Linear attention by the gated delta rule, the operands of [`Op::DeltaNet`]. For each value head, with the state
+/// `S (key_dim, value_dim)` and the query and key head `head % key_heads`, normalized to length 1 (queries then divided by
+/// `sqrt(key_dim)`):
+///
+/// ```text
+/// S <- e^(decay softplus(alpha + dt)) S;  d = sigmoid(beta) (v - S^T k);  S <- S + k d^T;  out = S^T q
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaNet {
+    /// Queries, keys and values side by side, `(rows, 2 key_heads key_dim + value_heads value_dim)`. It is overwritten.
+    pub x: BufferId,
+    /// `(rows, value_heads)`, overwritten.
+    pub alpha: BufferId,
+    /// `(rows, value_heads)`, overwritten.
+    pub beta: BufferId,
+    /// `(value_heads)`, not above 0.
+    pub decay: TensorId,
+    /// `(value_heads)`
+    pub dt: TensorId,
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple of those of keys.
+    pub value_heads: usize,
+    /// Elements of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Where the [state](Program::state_len) has `S` of all heads.
+    pub state: usize,
+    /// `(rows, value_heads value_dim)`
+    pub out: BufferId,
+}
+
+impl DeltaNet {
+    /// Elements of a row of [`DeltaNet::x`].
+    pub const fn cols(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// Elements of the states of all heads.
+    pub const fn state_len(&self) -> usize {
+        self.value_heads * self.key_dim * self.value_dim
+    }
+}
+
+/// A norm of each head with a gate, the operands of [`Op::GatedNorm`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatedNorm {
+    /// `(rows, heads * head_dim)`
+    pub x: BufferId,
+    /// `(rows, heads * head_dim)`
+    pub gate: BufferId,
+    /// `(head_dim)`
+    pub weight: TensorId,
+    /// Heads.
+    pub heads: usize,
+    /// Avoids division by zero.
+    pub eps: f32,
 }
 
 /// One operation, over all rows of the batch.
@@ -205,6 +288,8 @@ pub enum Op {
         gate: BufferId,
         /// `(rows, cols)`
         up: BufferId,
+        /// Elements per row.
+        cols: usize,
     },
     /// `x += bias`, in every row.
     Bias {
@@ -263,6 +348,25 @@ pub enum Op {
         q: BufferId,
         /// `(rows, query heads * head_dim)`
         out: BufferId,
+    },
+    /// A causal convolution along the sequence.
+    Conv(Conv),
+    /// The gated delta rule.
+    DeltaNet(DeltaNet),
+    /// `x = x / sqrt(mean(x^2) + eps) * weight * silu(gate)`, head by head.
+    GatedNorm(GatedNorm),
+    /// `a` and `b`, whose heads alternate in `x`.
+    SplitHeads {
+        /// `(rows, heads * 2 * dim)`: of each head `dim` elements of `a`, then as many of `b`.
+        x: BufferId,
+        /// `(rows, heads * dim)`
+        a: BufferId,
+        /// `(rows, heads * dim)`
+        b: BufferId,
+        /// Heads.
+        heads: usize,
+        /// Elements of a head.
+        dim: usize,
     },
     /// Begins a [block that tokens skip](super::depths): up to [`Op::Merge`], operations compute the rows that take
     /// part in it, which are those with `r = router . x` over 0. The cache has their keys and values in this layer, one
@@ -370,6 +474,8 @@ pub struct Program {
     pub layers: usize,
     /// Those of them with keys and values of only the tokens that [take part](super::depths), in order.
     pub routed_layers: Vec<usize>,
+    /// Floats of state beside keys and values that a sequence has: what [`Op::Conv`] and [`Op::DeltaNet`] carry from row to row.
+    pub state_len: usize,
     /// Shape of the attention heads.
     pub heads: Heads,
     /// The frequencies of rotary embeddings: layers may [differ](Op::RopeStore).
@@ -540,6 +646,10 @@ impl Op {
             | Op::Gated { gate: to, up: x, .. }
             | Op::Add { x, to, .. } => of(&[*x, *to], &[]),
             Op::Bias { x, .. } | Op::Scale { x, .. } => of(&[*x], &[]),
+            Op::Conv(conv) => of(&[conv.x], &[conv.out]),
+            Op::DeltaNet(net) => of(&[net.x, net.alpha, net.beta], &[net.out]),
+            Op::GatedNorm(norm) => of(&[norm.x, norm.gate], &[]),
+            Op::SplitHeads { x, a, b, .. } => of(&[*x], &[*a, *b]),
             Op::Experts(e) => of(&[e.x, e.to], &[e.probabilities, e.routed, e.gated]),
             Op::RopeStore { q, k, v, .. } => of(&[*q, *k, *v], &[]),
             Op::Exchange(exchange) => match exchange {
@@ -565,6 +675,10 @@ impl Op {
             | Op::Bias { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
+            | Op::Conv(_)
+            | Op::DeltaNet(_)
+            | Op::GatedNorm(_)
+            | Op::SplitHeads { .. }
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Select { .. }

@@ -8,11 +8,13 @@ use super::config::{Architecture, Biases, ExpertsConfig, LayerKinds, ModelConfig
 use super::gemma3::GEMMA3;
 use super::granite::GRANITE;
 use super::hugging_face::HuggingFace;
+use super::lfm2::LFM2;
 use super::llama::LLAMA;
 use super::positions::{Alibi, Positions, RopeFactors, Rotary};
 use super::program::TensorRole;
 use super::qwen2::QWEN2;
 use super::qwen3::{QWEN3, QWEN3MOE};
+use super::qwen35::QWEN35;
 use super::rope::RopeScaling;
 use super::smollm3::SMOLLM3;
 use crate::error::{Error, Name, Result};
@@ -29,7 +31,7 @@ macro_rules! architectures {
     };
 }
 
-architectures![QWEN3, QWEN3MOE, LLAMA, QWEN2, SMOLLM3, GRANITE, GEMMA3, BITNET_B158, BITNET];
+architectures![QWEN3, QWEN3MOE, LLAMA, QWEN2, SMOLLM3, GRANITE, GEMMA3, BITNET_B158, BITNET, LFM2, QWEN35];
 
 /// The architecture of the published models.
 const PUBLISHED: &Architecture = &{ QWEN3.architecture };
@@ -275,6 +277,7 @@ impl ModelVariant {
             }),
             rotated: None,
             layers: LayerKinds::SAME,
+            recurrence: None,
             biases: Biases::default(),
             scales: Scales::NONE,
             tied_embeddings: tied,
@@ -302,11 +305,12 @@ pub fn all_specs() -> impl Iterator<Item = ModelSpec> {
 impl CapabilityProfile {
     /// Derives costs from the dimensions; the caller provides the size and the capabilities of the chat template.
     pub fn new(config: &ModelConfig, weight_bytes: u64, thinking: bool, tools: bool) -> Self {
+        let layers = config.program().layers;
         CapabilityProfile {
             max_context_length: config.max_context_length,
             num_parameters: config.num_parameters(),
             weight_bytes,
-            kv_bytes_per_token: config.num_layers as u64 * 4 * config.kv_size() as u64,
+            kv_bytes_per_token: layers as u64 * 4 * config.kv_size() as u64,
             thinking,
             tools,
         }
@@ -406,7 +410,7 @@ mod tests {
     fn unknown_architectures_are_told_those_that_run() {
         let error = Architecture::named("gemma").unwrap_err().to_string();
         assert!(
-            error.contains("expected qwen3, qwen3moe, llama") && error.ends_with(" or bitnet"),
+            error.contains("expected qwen3, qwen3moe, llama") && error.ends_with(" or qwen35"),
             "{error}"
         );
     }

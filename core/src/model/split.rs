@@ -20,7 +20,7 @@ use core::str::FromStr;
 
 use heapless::Vec as ArrayVec;
 
-use super::program::{Exchange, Op, Program, QkNorm, TensorId, TensorSpec};
+use super::program::{Conv, DeltaNet, Exchange, GatedNorm, Op, Program, QkNorm, TensorId, TensorSpec};
 use crate::error::{Error, Name, Result};
 
 /// Maximum number of ranks of a group.
@@ -120,6 +120,9 @@ impl Program {
         }
         if !self.routed_layers.is_empty() {
             return Err(unsupported("operation", "a mixture of depths", "blocks that no token skips"));
+        }
+        if self.state_len > 0 {
+            return Err(unsupported("operation", "a recurrent state", "attention in every layer"));
         }
         let mut part = match split {
             Split::Pipeline(ranks) => self.stage(rank, ranks),
@@ -320,7 +323,14 @@ impl TensorSplit<'_> {
                     "one feed-forward block; or pipeline:N",
                 ));
             }
-            Op::Gated { .. } | Op::Bias { .. } | Op::Add { .. } | Op::Scale { .. } => {
+            Op::Gated { .. }
+            | Op::Bias { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Conv(_)
+            | Op::DeltaNet(_)
+            | Op::GatedNorm(_)
+            | Op::SplitHeads { .. } => {
                 let expected = "one of Qwen3 or Llama without biases and adapters (LoRA); or pipeline:N";
                 return Err(unsupported("operation", "a program", expected));
             }
@@ -365,11 +375,16 @@ impl Op {
                 all.into_iter().for_each(visit);
             }
             Op::RopeStore { norm: Some(QkNorm { q, k }), .. } => [q, k].into_iter().for_each(visit),
-            Op::Select { router: vector, .. } | Op::Bias { bias: vector, .. } => visit(vector),
+            Op::Select { router: vector, .. }
+            | Op::Bias { bias: vector, .. }
+            | Op::Conv(Conv { weight: vector, .. })
+            | Op::GatedNorm(GatedNorm { weight: vector, .. }) => visit(vector),
+            Op::DeltaNet(DeltaNet { decay, dt, .. }) => [decay, dt].into_iter().for_each(visit),
             Op::RopeStore { norm: None, .. }
             | Op::Gated { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
+            | Op::SplitHeads { .. }
             | Op::Attention { .. }
             | Op::Merge { .. }
             | Op::Exchange(_) => {}

@@ -176,7 +176,7 @@ impl<B: ModelBytes> Weights<B> {
     /// The numbers of a tensor of one row, in memory.
     pub(crate) fn vector(&self, id: TensorId, name: &str) -> Result<Vec<f32>> {
         let tensor = &self.tensors[id.index()];
-        let mut vector = vec![0.0; tensor.cols];
+        let mut vector = vec![0.0; tensor.rows * tensor.cols];
         let copy;
         let data = match self.paging() {
             None => self.data(tensor),
@@ -187,7 +187,10 @@ impl<B: ModelBytes> Weights<B> {
                 &copy
             }
         };
-        Matrix::new(tensor.format, tensor.rows, tensor.cols, data)?.unpack_row(0, &mut vector)?;
+        let matrix = Matrix::new(tensor.format, tensor.rows, tensor.cols, data)?;
+        for (row, values) in vector.chunks_exact_mut(tensor.cols.max(1)).enumerate() {
+            matrix.unpack_row(row, values)?;
+        }
         Ok(vector)
     }
 

@@ -110,6 +110,10 @@ fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
             | Op::Bias { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
+            | Op::Conv(_)
+            | Op::DeltaNet(_)
+            | Op::GatedNorm(_)
+            | Op::SplitHeads { .. }
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Exchange(_) => {}

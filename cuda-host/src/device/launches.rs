@@ -432,7 +432,13 @@ impl<D: Driver> CudaBackend<D> {
             }
             Op::Experts(experts) => self.experts(experts, rows),
             Op::Gated { gate, up, .. } => self.gate(*gate, *up, rows),
-            Op::Bias { .. } | Op::Add { .. } | Op::Scale { .. } => {
+            Op::Bias { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Conv(_)
+            | Op::DeltaNet(_)
+            | Op::GatedNorm(_)
+            | Op::SplitHeads { .. } => {
                 Err(CoreError::Device { problem: "CUDA does not compute biases and factors" }.into())
             }
             Op::Select { .. } | Op::Merge { .. } => {

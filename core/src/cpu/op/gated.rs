@@ -12,15 +12,14 @@ use crate::error::Result;
 use crate::model::program::{Activation, BufferId};
 use crate::model::weights::ModelBytes;
 
-/// [`Op::Gated`](crate::model::program::Op::Gated), of `n` rows.
+/// [`Op::Gated`](crate::model::program::Op::Gated), of `n` rows of `cols` elements.
 pub(in crate::cpu) fn run<B: ModelBytes>(
     context: &Context<'_, B>,
     activation: Activation,
     (gate, up): (BufferId, BufferId),
-    n: usize,
+    (n, cols): (usize, usize),
     scratch: &mut Scratch<'_>,
 ) -> Result<()> {
-    let cols = context.weights.program().cols(up);
     let [gate, up] = scratch.buffers.disjoint([(gate, n * cols), (up, n * cols)])?;
     let isa = context.isa;
     for_each_chunk(context.pool_for(gate.len()), gate, cols, &|t, gate| {
@@ -72,6 +71,25 @@ impl SimdOp for Relu2<'_> {
     }
 }
 
+/// `gate[i] = up[i] / (1 + e^-gate[i])`
+struct Sigmoid<'a> {
+    /// `(n)`, overwritten.
+    gate: &'a mut [f32],
+    /// `(n)`
+    up: &'a [f32],
+}
+
+impl SimdOp for Sigmoid<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (g, u) in self.gate.iter_mut().zip(self.up) {
+            *g = u / (1.0 + exp(-*g));
+        }
+    }
+}
+
 /// `gate[i] = activation(gate[i]) * up[i]`, both `(n)`; compiled for `isa` with this crate's options, as [`swiglu`] is.
 #[cfg_attr(not(target_os = "none"), inline(never))]
 pub fn gated(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
@@ -79,6 +97,7 @@ pub fn gated(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
         Activation::Silu => swiglu(isa, gate, up),
         Activation::GeluTanh => dispatch(isa, GeluTanh { gate, up }),
         Activation::Relu2 => dispatch(isa, Relu2 { gate, up }),
+        Activation::Sigmoid => dispatch(isa, Sigmoid { gate, up }),
     }
 }
 

@@ -6,6 +6,8 @@
 
 pub mod argmax;
 pub(super) mod attention;
+pub(super) mod conv;
+pub(super) mod delta_net;
 pub(super) mod elementwise;
 pub(super) mod embed;
 pub(super) mod exchange;
