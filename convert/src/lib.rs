@@ -27,6 +27,7 @@ mod pooling;
 mod protobuf;
 mod report;
 mod rules;
+mod sentencepiece;
 mod source;
 mod stored;
 mod tensor;
@@ -34,6 +35,7 @@ mod to_folder;
 mod to_gguf;
 mod to_peft;
 mod tokenizer;
+mod vocabulary;
 
 pub use error::{ConvertError, Error, Result};
 pub use file_type::{FileType, Int8, Mix};

@@ -3,21 +3,17 @@
 use crate::error::{ConvertError, Result};
 use crate::folder::Folder;
 use crate::json::{Json, present, pretty, string, wrong};
+use crate::sentencepiece;
+use crate::vocabulary::{CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, merges};
 use serde_json::{Map, Value, json};
 use shohin_core::gguf::{GgufWriter, Metadata};
-use shohin_core::tokenizer::END_NAMES;
+use shohin_core::tokenizer::{END_NAMES, Pre};
 
-/// Token types of GGUF.
-const NORMAL: i32 = 1;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
-
-/// How Qwen2 and Qwen3 split text before merging, and Llama 3, which differs in the digits of a number.
+/// How Qwen2 and Qwen3 split text before merging, Qwen3.5 with combining marks in words, and Llama 3, which differs in the digits of
+/// a number.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Llama 3's name in GGUF.
-const LLAMA_BPE: &str = "llama-bpe";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Special tokens: their names in a folder and in GGUF.
 const SPECIAL: [(&str, &str); 4] = [("eos", "eos"), ("bos", "bos"), ("pad", "padding"), ("unk", "unknown")];
@@ -38,13 +34,12 @@ pub(crate) fn write(folder: &Folder, rows: u32, w: &mut GgufWriter) -> Result<()
     }
     let file = folder.need_json("tokenizer.json")?;
     let settings = folder.json("tokenizer_config.json")?;
-    let ids = file.at(vocabulary(&file.root, rows, w))?;
+    let (ids, adds_bos) = file.at(vocabulary(&file.root, rows, w))?;
     let around = file.at(around(&file.root))?;
     let flag = |key| settings.as_ref().map_or(Ok(None), |settings| settings.at(flag(&settings.root, key)));
     let add_bos = flag("add_bos_token")?.or(around.map(|[before, _]| before.is_some()));
-    // Readers of GGUF add it to texts of this kind unless told otherwise, and `tokenizers` only where a template has it.
-    let is_llama = pre_tokenizer(file.root.get("pre_tokenizer")) == Some(LLAMA_BPE);
-    let add_bos = add_bos.or(is_llama.then_some(false));
+    // Readers of GGUF add it to texts of some kinds unless told otherwise, and `tokenizers` only where a template has it.
+    let add_bos = add_bos.or(adds_bos.then_some(false));
     let add_eos = flag("add_eos_token")?.unwrap_or(around.is_some_and(|[_, after]| after.is_some()));
     if let Some(add) = add_bos {
         folder.at(w.set("tokenizer.ggml.add_bos_token", add).map_err(ConvertError::from))?;
@@ -62,15 +57,17 @@ pub(crate) fn write(folder: &Folder, rows: u32, w: &mut GgufWriter) -> Result<()
 }
 
 /// Refuses settings that change tokens and are not read.
-fn check(root: &Value, model: &Value) -> Result<(), ConvertError> {
+fn check(root: &Value, model: &Value, is_sentencepiece: bool) -> Result<(), ConvertError> {
     let is_nfc = |value: &Value| value.get("type").and_then(Value::as_str) == Some("NFC");
-    if let Some(normalizer) = present(root, "normalizer") {
+    if let Some(normalizer) = present(root, "normalizer").filter(|_| !is_sentencepiece) {
         let parts = normalizer.get("normalizers").and_then(Value::as_array);
         if !parts.map_or_else(|| is_nfc(normalizer), |parts| parts.iter().all(is_nfc)) {
             return Err(wrong("normalizer", Some(normalizer), "NFC or none"));
         }
     }
-    for key in ["byte_fallback", "fuse_unk", "dropout", "continuing_subword_prefix", "end_of_word_suffix"] {
+    let keys = ["byte_fallback", "fuse_unk", "dropout", "continuing_subword_prefix", "end_of_word_suffix"];
+    // With tokens for all bytes nothing is unknown.
+    for key in keys.into_iter().skip(if is_sentencepiece { 2 } else { 0 }) {
         let harmless = match present(model, key) {
             None | Some(Value::Bool(false)) => true,
             Some(Value::String(text)) => text.is_empty(),
@@ -83,22 +80,47 @@ fn check(root: &Value, model: &Value) -> Result<(), ConvertError> {
     Ok(())
 }
 
-/// The tokens by id, in the bytes of the file.
+/// Writes the tokens, and returns them by id, in the bytes of the file; and whether readers of GGUF add BOS to texts unless told
+/// otherwise.
 fn vocabulary<'v>(
     root: &'v Value,
     rows: u32,
     w: &mut GgufWriter,
-) -> Result<Vec<Option<&'v str>>, ConvertError> {
+) -> Result<(Vec<Option<&'v str>>, bool), ConvertError> {
     let model = present(root, "model").ok_or_else(|| wrong("model", None, "a BPE model"))?;
     match string(model, "type")? {
         Some("BPE") => {}
         _ => return Err(wrong("model.type", model.get("type"), "BPE")),
     }
-    // Not ignore_merges: llama-bpe has whole words among its tokens, which its GGUF files do without this flag.
-    check(root, model)?;
-    let pre = pre_tokenizer(root.get("pre_tokenizer")).ok_or_else(|| {
-        wrong("pre_tokenizer", root.get("pre_tokenizer"), "that of Qwen2, Llama 3 or SmolLM")
+    let is_sentencepiece = sentencepiece::is_model(model);
+    check(root, model, is_sentencepiece)?;
+    let (texts, types) = tokens(root, model, rows)?;
+    if is_sentencepiece {
+        sentencepiece::write(root, model, &texts, types, w)?;
+        return Ok((texts, true));
+    }
+    let pre = pre_tokenizer(root.get("pre_tokenizer"), model).ok_or_else(|| {
+        wrong("pre_tokenizer", root.get("pre_tokenizer"), "that of Qwen2, Qwen3.5, Llama 3, SmolLM or GPT-2")
     })?;
+    let names: Vec<String> = texts
+        .iter()
+        .enumerate()
+        .map(|(id, t)| t.map_or_else(|| format!("[PAD{id}]"), String::from))
+        .collect();
+    w.set("tokenizer.ggml.model", "gpt2")?;
+    w.set("tokenizer.ggml.pre", pre)?;
+    w.set_strings("tokenizer.ggml.tokens", &names)?;
+    w.set_array("tokenizer.ggml.token_type", &types)?;
+    w.set_strings("tokenizer.ggml.merges", &merges(model)?)?;
+    Ok((texts, Pre::from_name(pre) == Some(Pre::LlamaBpe)))
+}
+
+/// The tokens by id, and their types.
+fn tokens<'v>(
+    root: &'v Value,
+    model: &'v Value,
+    rows: u32,
+) -> Result<(Vec<Option<&'v str>>, Vec<i32>), ConvertError> {
     let vocab = model.get("vocab").and_then(Value::as_object);
     let vocab = vocab.ok_or_else(|| wrong("model.vocab", model.get("vocab"), "an object"))?;
     let mut texts: Vec<Option<&str>> = vec![None; rows as usize];
@@ -139,14 +161,7 @@ fn vocabulary<'v>(
             "the id",
         )?;
     }
-    let names: Vec<String> =
-        (0..rows as usize).map(|id| texts[id].map_or_else(|| format!("[PAD{id}]"), String::from)).collect();
-    w.set("tokenizer.ggml.model", "gpt2")?;
-    w.set("tokenizer.ggml.pre", pre)?;
-    w.set_strings("tokenizer.ggml.tokens", &names)?;
-    w.set_array("tokenizer.ggml.token_type", &types)?;
-    w.set_strings("tokenizer.ggml.merges", &merges(model)?)?;
-    Ok(texts)
+    Ok((texts, types))
 }
 
 /// Names what a folder has in the place of a key of GGUF, which nobody can look for in it.
@@ -165,43 +180,40 @@ pub(crate) fn of_folder(error: ConvertError) -> ConvertError {
     }
 }
 
-/// The merges as `left right`.
-fn merges(model: &Value) -> Result<Vec<String>, ConvertError> {
-    let expected = "pairs of tokens";
-    let all = model.get("merges").and_then(Value::as_array);
-    let all = all.ok_or_else(|| wrong("model.merges", model.get("merges"), expected))?;
-    let merge = |merge: &Value| match merge {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(pair) => match &pair[..] {
-            [Value::String(left), Value::String(right)] => Ok(format!("{left} {right}")),
-            _ => Err(wrong("model.merges", Some(merge), expected)),
-        },
-        _ => Err(wrong("model.merges", Some(merge), expected)),
-    };
-    all.iter().map(merge).collect()
-}
-
-/// The name of a pre-tokenizer, if it is a known one.
-fn pre_tokenizer(value: Option<&Value>) -> Option<&'static str> {
-    let parts = value?.get("pretokenizers")?.as_array()?;
-    let [first, second] = &parts[..] else { return None };
+/// The name of a pre-tokenizer in GGUF, if it is a known one.
+fn pre_tokenizer(value: Option<&Value>, model: &Value) -> Option<&'static str> {
     let kind = |part: &Value, kind| part.get("type").and_then(Value::as_str) == Some(kind);
     let flag = |part: &Value, key, default| part.get(key).map_or(Some(default), Value::as_bool);
+    let parts = match value?.get("pretokenizers") {
+        Some(parts) => parts.as_array()?.as_slice(),
+        None => std::slice::from_ref(value?),
+    };
+    let (first, second) = match parts {
+        [only] => (None, only),
+        [first, second] => (Some(first), second),
+        _ => return None,
+    };
     if !kind(second, "ByteLevel") || flag(second, "add_prefix_space", true)? {
         return None;
     }
+    // Only one name says that whole words are tokens: that of Llama 3, whose first files do not have this key.
+    let ignores_merges = present(model, "ignore_merges").map(|value| *value == Value::Bool(true));
+    let unless_ignored = |name| (ignores_merges != Some(true)).then_some(name);
+    let use_regex = flag(second, "use_regex", true)?;
+    let Some(first) = first else { return unless_ignored("gpt-2").filter(|_| use_regex) };
     if kind(first, "Digits") {
-        let whole = flag(first, "individual_digits", false)? && flag(second, "use_regex", true)?;
-        return whole.then_some("smollm");
+        let whole = flag(first, "individual_digits", false)? && use_regex;
+        return unless_ignored("smollm").filter(|_| whole);
     }
     let isolated = first.get("behavior").and_then(Value::as_str) == Some("Isolated");
-    if !kind(first, "Split") || !isolated || flag(first, "invert", false)? || flag(second, "use_regex", true)?
-    {
+    if !kind(first, "Split") || !isolated || flag(first, "invert", false)? || use_regex {
         return None;
     }
     match first.get("pattern")?.get("Regex")?.as_str()? {
-        QWEN2 => Some("qwen2"),
-        LLAMA3 => Some(LLAMA_BPE),
+        QWEN2 => unless_ignored("qwen2"),
+        QWEN35 => unless_ignored("qwen35"),
+        LLAMA3 if ignores_merges == Some(false) => Some("smaug-bpe"),
+        LLAMA3 => Some("llama-bpe"),
         _ => None,
     }
 }
@@ -407,19 +419,26 @@ fn byte_level(add_prefix_space: bool, use_regex: bool) -> Value {
     })
 }
 
-/// The steps of the pre-tokenizer that has the name `pre` in GGUF.
-fn pre_tokenizers(pre: &str) -> Result<[Value; 2], ConvertError> {
-    let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
-    match pre {
-        "qwen2" => Ok([split(QWEN2), byte_level(false, false)]),
-        "llama-bpe" | "llama3" | "llama-v3" => Ok([split(LLAMA3), byte_level(false, false)]),
-        "smollm" => Ok([json!({ "type": "Digits", "individual_digits": true }), byte_level(false, true)]),
-        other => Err(ConvertError::Value {
-            key: "tokenizer.ggml.pre".into(),
-            found: other.into(),
-            expected: "qwen2, llama-bpe or smollm",
-        }),
-    }
+/// The pre-tokenizer that has the name `pre` in GGUF.
+fn pre_tokenizers(pre: &str) -> Result<(Pre, Value), ConvertError> {
+    let split = |pattern: &str| {
+        let split = json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+        json!({ "type": "Sequence", "pretokenizers": [split, byte_level(false, false)] })
+    };
+    let known = Pre::from_name(pre).ok_or_else(|| ConvertError::Value {
+        key: "tokenizer.ggml.pre".into(),
+        found: pre.into(),
+        expected: "qwen2, qwen35, llama-bpe, smaug-bpe, smollm or gpt-2",
+    })?;
+    let digits = json!({ "type": "Digits", "individual_digits": true });
+    let value = match known {
+        Pre::Qwen2 => split(QWEN2),
+        Pre::Qwen35 => split(QWEN35),
+        Pre::LlamaBpe | Pre::SmaugBpe => split(LLAMA3),
+        Pre::SmolLm => json!({ "type": "Sequence", "pretokenizers": [digits, byte_level(false, true)] }),
+        Pre::Gpt2 => byte_level(false, true),
+    };
+    Ok((known, value))
 }
 
 /// The vocabulary of `tokenizer.json`, and its added tokens.
@@ -431,21 +450,19 @@ fn tokens_of_folder(tokens: &[&str], types: &[i32]) -> (Map<String, Value>, Vec<
         }
         // Added tokens, too: `tokenizers` ignores their ids, and numbers those that the vocabulary lacks from its size on.
         vocab.insert((*text).into(), id.into());
-        if matches!(*kind, CONTROL | USER_DEFINED) {
+        if matches!(*kind, CONTROL | USER_DEFINED | UNKNOWN) {
             added.push(json!({
                 "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": *kind == CONTROL,
+                "normalized": false, "special": *kind != USER_DEFINED,
             }));
         }
     }
     (vocab, added)
 }
 
-/// The post-processor that adds a token before a text and one after it: their texts and ids.
-fn post_processor([before, after]: [Option<(&str, u32)>; 2]) -> Value {
-    if before.or(after).is_none() {
-        return byte_level(false, false);
-    }
+/// The post-processor that adds a token before a text or one after it: their texts and ids.
+fn post_processor([before, after]: [Option<(&str, u32)>; 2]) -> Option<Value> {
+    before.or(after)?;
     let of = |text: &str, type_id: u32| {
         let token = |found: Option<(&str, u32)>| {
             found.map(|(id, _)| json!({ "SpecialToken": { "id": id, "type_id": type_id } }))
@@ -458,12 +475,49 @@ fn post_processor([before, after]: [Option<(&str, u32)>; 2]) -> Value {
         .flatten()
         .map(|(text, id)| (text.into(), json!({ "id": text, "ids": [id], "tokens": [text] })));
     let pair = [of("A", 0), of("B", 1)].concat();
-    json!({
+    Some(json!({
         "type": "TemplateProcessing",
         "single": of("A", 0),
         "pair": pair,
         "special_tokens": tokens.collect::<Map<String, Value>>(),
-    })
+    }))
+}
+
+/// The parts of `tokenizer.json` that a byte-level vocabulary has, by their JSON pointers.
+fn steps_of_byte_level(metadata: &Metadata<'_>) -> Result<Vec<(&'static str, Value)>, ConvertError> {
+    let (pre, pre_tokenizer) = pre_tokenizers(metadata.str("tokenizer.ggml.pre")?.unwrap_or_default())?;
+    // The tokens of a pair have no space: it is a letter of its own.
+    let merges = texts(metadata, "tokenizer.ggml.merges")?;
+    let merges: Vec<_> = merges.iter().filter_map(|merge| merge.split_once(' ')).collect();
+    let normalizer = match pre {
+        Pre::Qwen2 | Pre::Qwen35 => json!({ "type": "NFC" }),
+        Pre::SmolLm | Pre::LlamaBpe | Pre::SmaugBpe | Pre::Gpt2 => Value::Null,
+    };
+    Ok(vec![
+        ("/normalizer", normalizer),
+        ("/pre_tokenizer", pre_tokenizer),
+        ("/decoder", byte_level(true, true)),
+        ("/model/ignore_merges", pre.keeps_whole_tokens().into()),
+        ("/model/merges", json!(merges)),
+    ])
+}
+
+/// The parts that one of SentencePiece has.
+fn steps_of_sentencepiece(
+    metadata: &Metadata<'_>,
+    tokens: &[&str],
+    types: &[i32],
+    unknown: Option<&str>,
+) -> Result<Vec<(&'static str, Value)>, ConvertError> {
+    let parts = sentencepiece::parts(metadata, tokens, types)?;
+    Ok(vec![
+        ("/normalizer", parts.normalizer),
+        ("/decoder", parts.decoder),
+        ("/model/unk_token", unknown.into()),
+        ("/model/fuse_unk", true.into()),
+        ("/model/byte_fallback", true.into()),
+        ("/model/merges", json!(parts.merges)),
+    ])
 }
 
 /// The files of a folder with the tokenizer and the chat template of a GGUF file, whose texts begin with `bos` if that is not
@@ -477,12 +531,14 @@ pub(crate) fn files(
         Some(types) => types.collect(),
         None => vec![NORMAL; tokens.len()],
     };
-    let pre = metadata.str("tokenizer.ggml.pre")?.unwrap_or_default();
-    let pre_tokenizers = pre_tokenizers(pre)?;
     let (vocab, added) = tokens_of_folder(&tokens, &types);
-    // The tokens of a pair have no space: it is a letter of its own.
-    let merges = texts(metadata, "tokenizer.ggml.merges")?;
-    let merges: Vec<_> = merges.iter().filter_map(|merge| merge.split_once(' ')).collect();
+    let unknown = types.iter().position(|kind| *kind == UNKNOWN).map(|id| tokens[id]);
+    let is_sentencepiece = metadata.str("tokenizer.ggml.model")? == Some("llama");
+    let steps = if is_sentencepiece {
+        steps_of_sentencepiece(metadata, &tokens, &types, unknown)?
+    } else {
+        steps_of_byte_level(metadata)?
+    };
     let special = special_ids(metadata)?;
     let token = |id: u32| tokens.get(id as usize).copied();
     let named =
@@ -492,15 +548,15 @@ pub(crate) fn files(
     let add_eos = metadata.bool("tokenizer.ggml.add_eos_token")?;
     let around =
         [("bos", add_bos), ("eos", add_eos)].map(|(name, add)| named(name).filter(|_| add == Some(true)));
-    let root = json!({
+    let mut root = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
         "added_tokens": added,
-        "normalizer": if pre == "qwen2" { json!({ "type": "NFC" }) } else { Value::Null },
-        "pre_tokenizer": { "type": "Sequence", "pretokenizers": pre_tokenizers },
-        "post_processor": post_processor(around),
-        "decoder": byte_level(true, true),
+        "normalizer": null,
+        "pre_tokenizer": null,
+        "post_processor": post_processor(around).or((!is_sentencepiece).then(|| byte_level(false, false))),
+        "decoder": null,
         "model": {
             "type": "BPE",
             "dropout": null,
@@ -509,12 +565,16 @@ pub(crate) fn files(
             "end_of_word_suffix": null,
             "fuse_unk": false,
             "byte_fallback": false,
-            // llama-bpe has whole words among its tokens.
-            "ignore_merges": pre.starts_with("llama"),
+            "ignore_merges": false,
             "vocab": vocab,
-            "merges": merges,
+            "merges": [],
         },
     });
+    for (pointer, value) in steps {
+        if let Some(place) = root.pointer_mut(pointer) {
+            *place = value;
+        }
+    }
     let mut settings = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": false,

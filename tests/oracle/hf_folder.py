@@ -38,11 +38,11 @@ MERGES = [("t", "h"), ("Ġ", "th"), ("h", "e"), ("th", "e"), ("Ġ", "the"), ("Ġ
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
-def tokenizer(pre):
+def tokenizer(pre, ignore_merges=False):
     vocab = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for merge in MERGES:
         vocab["".join(merge)] = len(vocab)
-    t = Tokenizer(models.BPE(vocab=vocab, merges=MERGES))
+    t = Tokenizer(models.BPE(vocab=vocab, merges=MERGES, ignore_merges=ignore_merges))
     t.pre_tokenizer = pre
     t.decoder = decoders.ByteLevel()
     t.add_special_tokens([AddedToken(s, special=True) for s in ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]])
@@ -194,7 +194,8 @@ def main():
                 pre_tokenizers.Split(Regex(LLAMA3), behavior="isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
-        )
+        ),
+        ignore_merges=True,
     )
     config = LlamaConfig(
         vocab_size=len(t),

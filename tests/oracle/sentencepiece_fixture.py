@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes core/tests/fixtures/{sentencepiece.gguf,sentencepiece.json}: a small vocabulary of SentencePiece's BPE, and what
-sentencepiece and llama.cpp make of texts with it.
+sentencepiece and llama.cpp make of texts with it; and tests/fixtures/hf/sentencepiece/{tokenizer.json,texts.json}: the same
+vocabulary as transformers converts it, and what Hugging Face tokenizers make of texts, in the form of Gemma and that of Llama 2.
 
     pip install sentencepiece gguf xllamacpp tokenizers transformers jinja2
-    python tests/oracle/sentencepiece_fixture.py            the fixtures
-    python tests/oracle/sentencepiece_fixture.py FILE.gguf OUT.json   llama.cpp's ids of more texts with the vocabulary of a file
+    python tests/oracle/sentencepiece_fixture.py
 
 Each text has `ids` without a space before it, of a third also `prefixed` with one, and `parse` with control tokens where that
 differs: all by llama.cpp. sentencepiece agrees, except where a token that is cut out is followed by text (llama.cpp adds the
@@ -20,13 +20,17 @@ import tempfile
 import gguf
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers.tokenization_utils_base import generate_merges
 
 import llama_vocab
 import tokenizer_fixture
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "core/tests/fixtures"
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "fixtures/hf/sentencepiece"
 CONTROL = ["<start_of_turn>", "<end_of_turn>"]
 USER_DEFINED = ["\n", "\n\n", "\n\n\n", "▁▁", "▁▁▁", "▁▁▁▁", "<b>", "</b>", "[x]"]
+ADDED = CONTROL + USER_DEFINED + ["<s>", "</s>", "<unk>"]
 SIZE = 700
 rng = random.Random(31)
 
@@ -71,6 +75,41 @@ def texts():
         yield "".join(rng.choices(pool, k=rng.randint(1, 8)))
 
 
+def hugging_face(model, prefix):
+    """As transformers' converters of Gemma and, with `prefix`, of Llama 2 do."""
+    vocab = {piece.piece: i for i, piece in enumerate(model.pieces)}
+    merges = generate_merges(vocab, {piece.piece: piece.score for piece in model.pieces})
+    t = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    replace = normalizers.Replace(" ", "▁")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        t.normalizer = replace
+        t.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    t.decoder = decoders.Sequence(steps)
+    added = [AddedToken(p.piece, normalized=False, special=p.type != 4) for p in model.pieces if p.type in (2, 3, 4)]
+    t.add_tokens(added)
+    t.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)])
+    return t
+
+
+def write_folder(model):
+    forms = [hugging_face(model, False), hugging_face(model, True)]
+    rows = []
+    for text in list(texts())[::2]:
+        # These tokens of spaces it forms by merges, the others cut them out.
+        if "  " in text or "▁" in text or text.startswith(" ") or any(token + " " in text for token in ADDED):
+            continue
+        rows.append([text] + [t.encode(text, add_special_tokens=False).ids for t in forms])
+        assert forms[1].decode(rows[-1][2], skip_special_tokens=False) == text or any(c in text for c in CONTROL + USER_DEFINED), text
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / "tokenizer.json").write_text(forms[0].to_str() + "\n")
+    (FOLDER / "texts.json").write_text("[\n" + ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) + "\n]\n")
+    print(len(rows), "texts for folders")
+
+
 def main():
     model = train()
     folder = pathlib.Path(tempfile.mkdtemp())
@@ -101,6 +140,8 @@ def main():
         rows.append(row)
     line = lambda x: json.dumps(x, ensure_ascii=True, separators=(",", ":"))
     (OUT / "sentencepiece.json").write_text("[\n" + ",\n".join(map(line, rows)) + "\n]\n")
+    model.normalizer_spec.add_dummy_prefix = False
+    write_folder(model)
     print(len(model.pieces), "pieces,", len(rows), "texts, as sentencepiece", agreed)
 
 

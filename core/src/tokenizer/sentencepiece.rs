@@ -61,7 +61,7 @@ pub(super) fn load(
     // Enough for every part of tokens of up to some 50 bytes, and of some longer ones.
     let total: usize = texts.iter().map(<[u8]>::len).sum();
     let mut index = Index::new(texts, total / 4)?;
-    let bytes = byte_tokens(&added, texts)?;
+    let bytes = byte_tokens(&added, texts);
 
     // Tokens that merges may form, from the highest score to the lowest.
     let is_byte = |text: &[u8], id| byte_of(text).is_some_and(|byte| bytes[usize::from(byte)] == id);
@@ -101,6 +101,7 @@ pub(super) fn load(
         let (key, found) = (Name::new(TOKENS), Name::new("without U+2581"));
         return Err(error!(Unsupported { key, found, expected: "a normal token for the space, U+2581" }));
     }
+    check_bytes(&bytes, &kind, &added, texts)?;
     let pairs = formed.pairs(&mut index, texts)?;
     let merges = Merges::scored(pairs, &formed.by_order, &formed.ranks)?;
     Ok((added, merges, bytes, Kind::SentencePiece(kind)))
@@ -114,7 +115,7 @@ fn descending(score: f32) -> u32 {
 }
 
 /// The tokens `<0x00>` to `<0xFF>`.
-fn byte_tokens(added: &Added, texts: &Texts<'_>) -> Result<ByteTokens> {
+fn byte_tokens(added: &Added, texts: &Texts<'_>) -> ByteTokens {
     let mut bytes = [NONE; 256];
     for (id, text) in (0u32..).zip(texts.iter()) {
         if let Some(byte) = byte_of(text)
@@ -123,8 +124,15 @@ fn byte_tokens(added: &Added, texts: &Texts<'_>) -> Result<ByteTokens> {
             bytes[usize::from(byte)] = id;
         }
     }
-    for (byte, id) in (0..=255).zip(&bytes) {
-        if *id == NONE && !may_lack_token(byte) {
+    bytes
+}
+
+/// Checks that no byte of a text is lost.
+fn check_bytes(bytes: &ByteTokens, kind: &SentencePiece, added: &Added, texts: &Texts<'_>) -> Result<()> {
+    for (byte, id) in (0..=255).zip(bytes) {
+        // The first files of Gemma have a token for the tab in the place of that of its byte.
+        let is_char = || byte < 0x80 && (kind.token_of(byte.into()).or(added.find(texts, &[byte])).is_some());
+        if *id == NONE && !may_lack_token(byte) && !is_char() {
             let digit =
                 |value: u8| char::from_digit(value.into(), 16).map_or(b'?', |c| c.to_ascii_uppercase() as u8);
             let name = [b'<', b'0', b'x', digit(byte >> 4), digit(byte & 15), b'>'];
@@ -135,7 +143,7 @@ fn byte_tokens(added: &Added, texts: &Texts<'_>) -> Result<ByteTokens> {
             }));
         }
     }
-    Ok(bytes)
+    Ok(())
 }
 
 /// The tokens that merges may form, while loading.
