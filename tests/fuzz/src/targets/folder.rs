@@ -2,7 +2,9 @@
 
 use super::file;
 use shohin::ModelFile;
-use shohin_core::gguf::ReadOptions;
+use shohin::convert::initial;
+use shohin_core::Tokenizer;
+use shohin_core::gguf::{Gguf, ReadOptions};
 use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,7 +58,14 @@ pub(super) const TOKENIZER: &[&str] = &[
     "\"normalizer\":",
     "\"NFC\"",
     "\"post_processor\":",
-    "\"byte_fallback\":",
+    "\"byte_fallback\":true",
+    "\"Metaspace\"",
+    "\"Prepend\"",
+    "\"Replace\"",
+    "\"split\":false",
+    "\"prepend_scheme\":\"first\"",
+    "\"decoder\":",
+    "\u{2581}",
     "\"ignore_merges\":",
     "\"a b\"",
     "[\"a\",\"b\"]",
@@ -127,12 +136,33 @@ pub(super) fn config(input: &[u8]) {
 }
 
 pub(super) fn tokenizer_seeds() -> Vec<Vec<u8>> {
-    vec![fixture("qwen3/tokenizer.json"), fixture("llama3/tokenizer.json")]
+    ["qwen3", "llama3", "sentencepiece"].map(|name| fixture(&format!("{name}/tokenizer.json"))).into()
 }
 
 pub(super) fn tokenizer_json(input: &[u8]) {
     thread_local!(static FOLDER: OnceCell<TempDir> = const { OnceCell::new() });
+    thread_local!(static LARGER: OnceCell<TempDir> = const { OnceCell::new() });
     FOLDER.with(|cell| with(cell, "qwen3", "tokenizer.json", "", input));
+    // The vocabulary of SentencePiece has more tokens than the model.
+    LARGER.with(|cell| {
+        let folder = cell.get_or_init(|| {
+            let folder = folder("qwen3");
+            let config = String::from_utf8(fixture("qwen3/config.json")).expect("JSON");
+            let config = config.replace("\"vocab_size\": 272", "\"vocab_size\": 704");
+            fs::write(folder.path().join("config.json"), config).expect("room for it");
+            folder
+        });
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("tokenizer.json"), input).expect("room for it");
+        if let Ok(file) = initial(&path("config.json"), &path("tokenizer.json"), "a", 1) {
+            // It may lack tokens of bytes.
+            let gguf = Gguf::parse(&file).expect("what was written can be read");
+            if let Ok(tokenizer) = Tokenizer::from_gguf(&gguf) {
+                let ids = tokenizer.encode_whole("the <b>a</b> \n\n é");
+                assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()));
+            }
+        }
+    });
 }
 
 pub(super) fn onnx_seeds() -> Vec<Vec<u8>> {

@@ -234,7 +234,7 @@ targets! {
     /// conversations: no text forms a control token
     text::chat, text::reply_seeds, Form::Text(REPLY), 5_000;
     /// any vocabulary, any text: the ids spell the text
-    file::tokenizer, file::model_seeds, Form::Gguf, 300;
+    file::tokenizer, file::tokenizer_seeds, Form::Gguf, 300;
     /// a file that loads also runs, and a prompt gives the logits of its tokens one by one
     file::model_load, file::model_seeds, Form::Gguf, 300;
     /// any bytes as the checkpoint of a training: an error, or one that is written and read the same

@@ -153,6 +153,12 @@ static TOKENIZER: LazyLock<Tokenizer<'static>> = LazyLock::new(|| {
     Tokenizer::from_gguf(&Gguf::parse(file).expect("a model")).expect("a tokenizer").into_owned()
 });
 
+/// One of SentencePiece with those of Gemma.
+static GEMMA: LazyLock<Tokenizer<'static>> = LazyLock::new(|| {
+    let file = include_bytes!("../../../../core/tests/fixtures/sentencepiece.gguf");
+    Tokenizer::from_gguf(&Gguf::parse(file).expect("a file")).expect("a tokenizer").into_owned()
+});
+
 pub(super) fn chat(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let roles = [Role::System, Role::User, Role::Assistant, Role::Tool];
@@ -162,14 +168,19 @@ pub(super) fn chat(input: &[u8]) {
         .enumerate()
         .map(|(i, text)| (roles[(usize::from(input.first().copied().unwrap_or(0)) + i) % 4], text))
         .collect();
-    for template in [Template::QWEN3, Template::PLAIN, Template::SMOLLM2] {
+    for (template, tokenizer) in [
+        (Template::QWEN3, &TOKENIZER),
+        (Template::PLAIN, &TOKENIZER),
+        (Template::SMOLLM2, &TOKENIZER),
+        (Template::GEMMA, &GEMMA),
+    ] {
         let control = |harmless: bool| -> Result<usize> {
             let messages: Vec<Message<'_>> = texts
                 .iter()
                 .map(|(role, text)| Message::new(*role, if harmless { "x" } else { text }))
                 .collect();
-            let ids = chat::encode(&TOKENIZER, &messages, &ChatOptions { template, ..Default::default() })?;
-            Ok(ids.iter().filter(|id| TOKENIZER.kind(**id) == TokenKind::Control).count())
+            let ids = chat::encode(tokenizer, &messages, &ChatOptions { template, ..Default::default() })?;
+            Ok(ids.iter().filter(|id| tokenizer.kind(**id) == TokenKind::Control).count())
         };
         assert_eq!(control(false), control(true), "{template:?}");
     }
