@@ -29,6 +29,24 @@ pub(super) const fn byte(c: char) -> Option<u8> {
     }
 }
 
+/// Whether a vocabulary may lack a token for `byte` (SmolLM2's does): control characters that are not white
+/// space, and bytes that do not occur in the UTF-8 of any assigned character. Encoding leaves such bytes out.
+pub(super) const fn may_lack_token(byte: u8) -> bool {
+    match byte {
+        b'\t'..=b'\r' => false,
+        0x00..=0x1F | 0x7F => true,
+        0xC0 | 0xC1 | 0xF1 | 0xF2 | 0xF5..=0xFF => true,
+        _ => false,
+    }
+}
+
+/// SentencePiece's character for a space.
+#[cfg(feature = "sentencepiece")]
+pub(super) const SPACE: char = '\u{2581}';
+/// Its bytes.
+#[cfg(feature = "sentencepiece")]
+const SPACE_BYTES: &[u8] = "\u{2581}".as_bytes();
+
 /// The bytes of a token, in order; see [`super::Tokenizer::token_bytes`].
 #[derive(Clone, Debug)]
 pub struct TokenBytes<'a>(Spelling<'a>);
@@ -64,7 +82,7 @@ impl<'a> TokenBytes<'a> {
         TokenBytes(Spelling::Byte(Some(byte).into_iter()))
     }
 
-    /// A token whose spaces are [`SPACE`](super::sentencepiece::SPACE).
+    /// A token whose spaces are [`SPACE`].
     #[cfg(feature = "sentencepiece")]
     pub(super) fn sentence(text: &'a [u8]) -> Self {
         TokenBytes(Spelling::Sentence(text))
@@ -82,7 +100,7 @@ impl Iterator for TokenBytes<'_> {
             Spelling::Byte(byte) => byte.next(),
             #[cfg(feature = "sentencepiece")]
             Spelling::Sentence(text) => {
-                let (byte, rest) = match text.strip_prefix(super::sentencepiece::SPACE_BYTES) {
+                let (byte, rest) = match text.strip_prefix(SPACE_BYTES) {
                     Some(rest) => (b' ', rest),
                     None => text.split_first().map(|(byte, rest)| (*byte, rest))?,
                 };

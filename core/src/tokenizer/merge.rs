@@ -112,7 +112,7 @@ impl Merges {
 
 fn unknown(text: &[u8]) -> Error {
     error!(Unsupported {
-        key: Name::new(super::MERGES),
+        key: Name::new(super::vocab::MERGES),
         found: Name::new(text),
         expected: "two tokens that make a third, with a space between",
     })

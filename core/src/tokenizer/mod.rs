@@ -43,13 +43,8 @@ use byte_level::ByteLevel;
 use merge::{ByteTokens, Merger, Merges};
 #[cfg(feature = "sentencepiece")]
 use sentencepiece::SentencePiece;
-use vocab::{MAX_TOKENS, Texts};
-
-const PRE: &str = "tokenizer.ggml.pre";
-const TOKENS: &str = "tokenizer.ggml.tokens";
-const MERGES: &str = "tokenizer.ggml.merges";
-const TYPES: &str = "tokenizer.ggml.token_type";
-const SCORES: &str = "tokenizer.ggml.scores";
+use split::Split;
+use vocab::{MAX_TOKENS, MERGES, PRE, SCORES, TOKENS, TYPES, Texts};
 
 /// What a file may have as `tokenizer.ggml.model`.
 const MODELS: &str = if cfg!(feature = "sentencepiece") {
@@ -249,12 +244,18 @@ impl<'a> Tokenizer<'a> {
         let type_of = |id: usize| types.and_then(|t| t.get(id)).map_or(1, |raw| i32::from_le_bytes(*raw));
         let ends = [source.eos, source.eot, source.eom];
         let (added, merges, bytes, kind) = match source.scores {
-            None => byte_level::load(source, &texts, &type_of)?,
+            None => {
+                let merges = (source.merges, source.merge_count);
+                let (added, merges, bytes, kind) = byte_level::load(source.pre, merges, &texts, &type_of)?;
+                (added, merges, bytes, Kind::ByteLevel(kind))
+            }
             #[cfg(feature = "sentencepiece")]
             Some(scores) => {
                 let is_special = |id: usize| [source.bos].iter().chain(&ends).any(|s| *s == Some(id as u32));
                 let type_of = |id| if is_special(id) { sentencepiece::CONTROL } else { type_of(id) };
-                sentencepiece::load(scores, source.add_space_prefix, &texts, &type_of)?
+                let (added, merges, bytes, kind) =
+                    sentencepiece::load(scores, source.add_space_prefix, &texts, &type_of)?;
+                (added, merges, bytes, Kind::SentencePiece(kind))
             }
             #[cfg(not(feature = "sentencepiece"))]
             Some(_) => {
@@ -338,7 +339,13 @@ impl<'a> Tokenizer<'a> {
                 let text = &*if options.nfc { nfc(text) } else { text.into() };
                 #[cfg(not(feature = "nfc"))]
                 let _ = options;
-                kind.encode(self, text, merger, spelled, out);
+                for piece in Split::new(text, kind.pre) {
+                    let whole = kind.whole_token(&self.texts, piece, spelled);
+                    match whole.filter(|id| self.kind(*id) == TokenKind::Normal) {
+                        Some(id) => out.push(id),
+                        None => merger.encode(&self.merges, &self.bytes, piece.as_bytes(), out),
+                    }
+                }
             }
             #[cfg(feature = "sentencepiece")]
             Kind::SentencePiece(kind) => kind.encode(&self.merges, &self.bytes, text, merger, out),

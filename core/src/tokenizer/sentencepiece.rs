@@ -11,18 +11,12 @@
 use alloc::vec::Vec;
 
 use super::added::Added;
-use super::byte_level::may_lack_token;
+use super::alphabet::{SPACE, may_lack_token};
 use super::merge::{ByteTokens, MAX_PIECE, Merger, Merges, NONE, pair_of};
 use super::token_kind::TokenKind;
-use super::vocab::{Index, MAX_MERGES, Texts, reserved};
-use super::{Kind, SCORES, TOKENS};
+use super::vocab::{Index, MAX_MERGES, SCORES, TOKENS, Texts, reserved};
 use crate::error::{Error, Name, Result};
 use crate::sort;
-
-/// The character for a space.
-pub(super) const SPACE: char = '\u{2581}';
-/// Its bytes.
-pub(super) const SPACE_BYTES: &[u8] = "\u{2581}".as_bytes();
 
 /// Types of tokens in files.
 pub(super) const CONTROL: i32 = 3;
@@ -51,7 +45,7 @@ pub(super) fn load(
     add_space_prefix: bool,
     texts: &Texts<'_>,
     type_of: &dyn Fn(usize) -> i32,
-) -> Result<(Added, Merges, ByteTokens, Kind)> {
+) -> Result<(Added, Merges, ByteTokens, SentencePiece)> {
     let scores = scores.as_chunks::<4>().0;
     if scores.len() != texts.len() {
         let (expected, found) = (texts.len() as u64, scores.len() as u64);
@@ -104,7 +98,7 @@ pub(super) fn load(
     check_bytes(&bytes, &kind, &added, texts)?;
     let pairs = formed.pairs(&mut index, texts)?;
     let merges = Merges::scored(pairs, &formed.by_order, &formed.ranks)?;
-    Ok((added, merges, bytes, Kind::SentencePiece(kind)))
+    Ok((added, merges, bytes, kind))
 }
 
 /// A number that is smaller for higher scores, and equal for equal ones.

@@ -8,6 +8,13 @@ use hashbrown::HashTable;
 
 use crate::error::{Error, Name, Result};
 
+/// Keys of GGUF.
+pub(super) const PRE: &str = "tokenizer.ggml.pre";
+pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
+pub(super) const MERGES: &str = "tokenizer.ggml.merges";
+pub(super) const TYPES: &str = "tokenizer.ggml.token_type";
+pub(super) const SCORES: &str = "tokenizer.ggml.scores";
+
 /// Ids and merge ranks share 64-bit words (see [`super::merge`]), so they have 21 and 22 bits.
 pub(super) const MAX_TOKENS: u64 = (1 << 21) - 1;
 /// See [`MAX_TOKENS`].
