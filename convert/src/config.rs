@@ -2,11 +2,12 @@
 
 use crate::error::ConvertError;
 use crate::json::{need_whole, number, present, string, whole, wrong};
+use crate::order::HeadCounts;
 use serde_json::Value;
 use shohin_core::ModelConfig;
 use shohin_core::gguf::{GgufWriter, Value as Metadata};
 use shohin_core::model::hugging_face::{Absent, FixedValue, Setting, SettingValue};
-use shohin_core::model::{Architecture, HuggingFace, Rope, RopeScaling};
+use shohin_core::model::{Architecture, HuggingFace, Recurrence, Rope, RopeScaling};
 use std::collections::BTreeMap;
 
 /// What the rotary frequencies are divided by, in GGUF.
@@ -28,6 +29,8 @@ pub(crate) struct Config {
     pub(crate) context: u32,
     pub(crate) heads: u32,
     pub(crate) kv_heads: u32,
+    /// The shape of layers with a state.
+    pub(crate) recurrence: Recurrence,
     pub(crate) vocab: u32,
     /// Experts of a layer, or 0.
     pub(crate) experts: u32,
@@ -54,6 +57,7 @@ impl Config {
             context: c.max_context_length as u32,
             heads: c.num_attention_heads as u32,
             kv_heads: c.num_kv_heads as u32,
+            recurrence: c.recurrence.unwrap_or_default(),
             vocab: c.vocab_size as u32,
             experts: c.experts.map_or(0, |experts| experts.count as u32),
             tied: c.tied_embeddings,
@@ -63,10 +67,20 @@ impl Config {
         })
     }
 
+    /// What the order of rows depends on.
+    pub(crate) fn head_counts(&self) -> HeadCounts {
+        let Config { heads, kv_heads, recurrence, .. } = *self;
+        HeadCounts { heads, kv_heads, recurrence }
+    }
+
     /// Reads `config.json`, and sets the keys of the architecture.
     pub(crate) fn read(root: &Value, w: &mut GgufWriter) -> Result<Config, ConvertError> {
         let (architecture, folder) = named(root)?;
-        whole_rotation(root)?;
+        let shares = |setting: &Setting| matches!(setting.value, SettingValue::RotatedShare);
+        let in_part = folder.settings.iter().copied().flatten().any(shares);
+        if !in_part {
+            whole_rotation(root)?;
+        }
         let settings = Settings::read(root, folder)?;
         for fixed in folder.fixed.iter().copied().flatten() {
             let is_same = |value: &Value| match fixed.value {
@@ -96,6 +110,12 @@ impl Config {
             epsilon: settings.number("attention.layer_norm_rms_epsilon"),
             heads: settings.whole("attention.head_count"),
             kv_heads: settings.whole("attention.head_count_kv"),
+            recurrence: Recurrence {
+                taps: settings.whole("ssm.conv_kernel") as usize,
+                key_heads: settings.whole("ssm.group_count") as usize,
+                value_heads: settings.whole("ssm.time_step_rank") as usize,
+                head_dim: settings.whole("ssm.state_size") as usize,
+            },
             vocab: need_whole(root, "vocab_size")?,
             experts: settings.whole("expert_count"),
             tied: present(root, "tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
@@ -106,17 +126,36 @@ impl Config {
         let name = architecture.name;
         let key = |rest: &str| format!("{name}.{rest}");
         w.set("general.architecture", name)?;
-        let has_layers = |setting: &&Setting| matches!(setting.value, SettingValue::KeyValueHeads);
-        let of_layers = folder.settings.iter().copied().flatten().find(has_layers).map(|setting| setting.key);
         for (rest, value) in settings.0 {
-            if of_layers == Some(rest) {
-                w.set_array(&key(rest), &key_value_heads(root, config.layers, config.kv_heads)?)?;
-                continue;
+            let mut all = folder.settings.iter().copied().flatten();
+            match all.find(|setting| setting.key == rest).map(|setting| setting.value) {
+                Some(SettingValue::KeyValueHeads) => {
+                    let of_kind = [("conv", 0), (FULL_ATTENTION, config.kv_heads)];
+                    let expected = "conv or full_attention for each layer";
+                    w.set_array(&key(rest), &of_layers(root, config.layers, of_kind, expected)?)?;
+                    continue;
+                }
+                // As they are for pictures; a text has the same position in all sections, but llama.cpp wants them.
+                Some(SettingValue::RotatedShare) => {
+                    let pairs = match value {
+                        Metadata::U32(rotated) => rotated / 2,
+                        _ => 0,
+                    };
+                    let sections = [pairs.div_ceil(3), (pairs + 1) / 3, pairs / 3, 0];
+                    w.set_array(&key("rope.dimension_sections"), &sections)?;
+                }
+                Some(SettingValue::LinearLayers) => {
+                    let of_kind = [(LINEAR_ATTENTION, true), (FULL_ATTENTION, false)];
+                    let expected = "linear_attention or full_attention for each layer";
+                    w.set_array(&key(rest), &of_layers(root, config.layers, of_kind, expected)?)?;
+                    continue;
+                }
+                _ => {}
             }
             let value = if rest == CONTEXT { scaled_context(root, context).into() } else { value };
             w.set(&key(rest), value)?;
         }
-        config.rope_factors = rope(root, head_dim as usize, context, &key, w)?;
+        config.rope_factors = rope(root, (head_dim as usize, in_part), context, &key, w)?;
         Ok(config)
     }
 }
@@ -133,6 +172,7 @@ pub(crate) fn fixed_json(value: FixedValue, layers: usize) -> Value {
 
 /// The kinds of layers that have frequencies of their own, and where these are.
 pub(crate) const FULL_ATTENTION: &str = "full_attention";
+pub(crate) const LINEAR_ATTENTION: &str = "linear_attention";
 pub(crate) const WINDOWED: &str = "sliding_attention";
 pub(crate) const LOCAL_BASE: &str = "rope_local_base_freq";
 const WINDOWED_BASE: &str = "rope.freq_base_swa";
@@ -169,7 +209,14 @@ impl Settings {
     fn read(root: &Value, folder: &HuggingFace) -> Result<Settings, ConvertError> {
         let mut settings = Settings(Vec::new());
         for setting in folder.settings.iter().copied().flatten() {
-            let value = settings.value(root, setting)?;
+            let value = match setting.value {
+                SettingValue::RotatedShare => {
+                    Metadata::U32(rotated_share(root, settings.whole("attention.key_length"))?)
+                }
+                // Written as an array.
+                SettingValue::LinearLayers => Metadata::U32(0),
+                _ => settings.value(root, setting)?,
+            };
             settings.0.push((setting.key, value));
         }
         Ok(settings)
@@ -179,7 +226,10 @@ impl Settings {
         let named = setting.names.iter().find_map(|name| Some((*name, present(root, name)?)));
         type Read = fn(&Value, &str) -> Result<Option<Metadata<'static>>, ConvertError>;
         let (read, expected): (Read, &str) = match setting.value {
-            SettingValue::Whole(_) | SettingValue::KeyValueHeads => {
+            SettingValue::Whole(_)
+            | SettingValue::KeyValueHeads
+            | SettingValue::LinearLayers
+            | SettingValue::RotatedShare => {
                 (|r, name| Ok(whole(r, name)?.map(Metadata::U32)), "a whole number of 32 bits")
             }
             SettingValue::Number(_) => (|r, name| Ok(number(r, name)?.map(Metadata::F32)), "a number"),
@@ -205,6 +255,7 @@ impl Settings {
             Absent::False => Some(Metadata::Bool(false)),
             Absent::One => Some(Metadata::F32(1.0)),
             Absent::Same(key) => self.get(key),
+            Absent::Product(a, b) => self.whole(a).checked_mul(self.whole(b)).map(Metadata::U32),
             Absent::Quotient(dividend, divisor) => {
                 let [dividend, divisor] = [dividend, divisor].map(|key| self.whole(key));
                 let divides = divisor > 0 && dividend.is_multiple_of(divisor);
@@ -246,20 +297,37 @@ fn adjusted_width(root: &Value, name: &str) -> Result<Option<u32>, ConvertError>
     Ok(width.checked_next_multiple_of(multiple))
 }
 
-/// The heads of keys and values of each layer: `heads`, or 0 in those that are convolutions.
-fn key_value_heads(root: &Value, layers: u32, heads: u32) -> Result<Vec<u32>, ConvertError> {
-    let (name, expected) = ("layer_types", "conv or full_attention for each layer");
+/// The value of each layer's kind in `layer_types`.
+fn of_layers<T: Copy>(
+    root: &Value,
+    layers: u32,
+    of_kind: [(&str, T); 2],
+    expected: &'static str,
+) -> Result<Vec<T>, ConvertError> {
+    let name = "layer_types";
     let wrong = || wrong(name, present(root, name), expected);
     let kinds = present(root, name).and_then(Value::as_array).ok_or_else(wrong)?;
     if kinds.len() != layers as usize {
         return Err(wrong());
     }
-    let of_kind = |kind: &Value| match kind.as_str() {
-        Some("conv") => Ok(0),
-        Some(FULL_ATTENTION) => Ok(heads),
-        _ => Err(wrong()),
+    let value = |kind: &Value| {
+        let known = of_kind.iter().find(|(known, _)| kind == known);
+        known.map(|(_, value)| *value).ok_or_else(wrong)
     };
-    kinds.iter().map(of_kind).collect()
+    kinds.iter().map(value).collect()
+}
+
+/// The rotated elements of a head of `head_dim`.
+fn rotated_share(root: &Value, head_dim: u32) -> Result<u32, ConvertError> {
+    let key = "partial_rotary_factor";
+    let place = scaling(root).map(|(_, scaling)| scaling).filter(|scaling| present(scaling, key).is_some());
+    let found = number(place.unwrap_or(root), key)?.unwrap_or(0.25);
+    let rotated = f64::from(found) * f64::from(head_dim);
+    if !(rotated >= 2.0 && rotated <= f64::from(head_dim) && rotated % 2.0 == 0.0) {
+        let expected = "a share of head_dim that is an even number";
+        return Err(wrong(key, present(place.unwrap_or(root), key), expected));
+    }
+    Ok(rotated as u32)
 }
 
 /// Refuses rotations of a part of each head.
@@ -300,7 +368,7 @@ fn scaled_context(root: &Value, context: u32) -> u32 {
 /// them; `context` is the folder's. Returns what GGUF files have as tensors.
 fn rope(
     root: &Value,
-    head_dim: usize,
+    (head_dim, in_part): (usize, bool),
     context: u32,
     key: &dyn Fn(&str) -> String,
     w: &mut GgufWriter,
@@ -345,7 +413,9 @@ fn rope(
         }
         error => error,
     };
-    whole_rotation(scaling).map_err(inside)?;
+    if !in_part {
+        whole_rotation(scaling).map_err(inside)?;
+    }
     match kind {
         None | Some("default") => return Ok(Vec::new()),
         Some("longrope" | "su") => {

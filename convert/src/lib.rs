@@ -20,6 +20,7 @@ mod merge;
 mod names;
 mod onnx;
 mod options;
+mod order;
 mod output;
 mod peft;
 mod plan;

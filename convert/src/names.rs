@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::error::ConvertError;
 use shohin_core::model::HuggingFace;
-use shohin_core::model::hugging_face::{RowOrder, TensorName};
+use shohin_core::model::hugging_face::{RowOrder, TensorName, Values};
 
 /// What a folder's tensor becomes.
 pub(crate) struct InGguf {
@@ -12,7 +12,7 @@ pub(crate) struct InGguf {
     /// Its place in that tensor, if it is a matrix of an expert.
     pub(crate) expert: Option<u32>,
     pub(crate) order: RowOrder,
-    pub(crate) plus: f32,
+    pub(crate) values: Values,
 }
 
 /// The router of a mixture of experts, whose weights stay floats.
@@ -40,7 +40,7 @@ pub(crate) fn to_gguf(name: &str, config: &Config) -> Result<Option<InGguf>, Con
         return Ok(None);
     }
     let name = filled(found.gguf, &numbers);
-    Ok(Some(InGguf { name, expert: numbers.get(1).copied(), order: found.order, plus: found.plus }))
+    Ok(Some(InGguf { name, expert: numbers.get(1).copied(), order: found.order, values: found.values }))
 }
 
 /// [`to_gguf`] of the weights of a module.

@@ -7,10 +7,10 @@ use crate::json::{Json, need_whole, number, present, string, wrong};
 use crate::kind::{ADAPTER_SETTINGS, ADAPTER_WEIGHTS, is_folder};
 use crate::names::{InGguf, is_router, module_to_gguf};
 use crate::options::ConvertOptions;
+use crate::order::{Direction, Order, orders};
 use crate::output::new_file;
 use crate::report::{Converted, ConvertedTensor};
 use crate::stored::{self, float, stored};
-use crate::tensor::{Order, head_rows};
 use serde_json::Value;
 use shohin_core::gguf::{Gguf, GgufWriter};
 use shohin_core::model::LoraAdapter;
@@ -269,11 +269,12 @@ fn write(
                 ));
             }
         }
-        let heads = [base.heads, base.kv_heads];
-        let order = match head_rows(order, &gguf, b.rows, heads)? {
-            None => Order::Same,
-            Some(head) => Order::SideBySide(head),
-        };
+        // The rows of B are those of the matrix, the columns of A its columns.
+        let shape = [b.rows, a.cols];
+        let (order, columns) = orders(order, &gguf, shape, &base.head_counts(), Direction::ToGguf)?;
+        if columns != Order::Same {
+            return Err(refused());
+        }
         let factor = scaling / (f64::from(alpha) / rank as f64);
         for (suffix, theirs, stored, order, factor) in
             [("a", name, a, Order::Same, 1.0), ("b", &other, b, order, factor)]

@@ -7,10 +7,11 @@ use crate::file_type::Int8;
 use crate::float8::Float8;
 use crate::grouped::{Grouped, mlx};
 use crate::names::{self, InGguf};
+use crate::order::{Direction, HeadCounts, Order, orders};
 use crate::report::ConvertedTensor;
 use crate::stored::{Stored, float};
 use shohin_core::gguf::{Gguf, TensorInfo};
-use shohin_core::model::hugging_face::RowOrder;
+use shohin_core::model::hugging_face::Values;
 use shohin_core::{Format, ModelConfig, quant};
 use std::collections::BTreeMap;
 use std::thread;
@@ -26,6 +27,8 @@ pub(crate) struct Tensor<'f> {
     /// One matrix, or one for each expert, all of the same shape.
     matrices: Vec<Weights<'f>>,
     order: Order,
+    /// That of the numbers in a row.
+    columns: Order,
     /// What shares a scale of Q8_0, and the largest absolute value in it; `None` for a block.
     shared: Option<Shared>,
     /// What is added to the weights, in the order of the rows that are written.
@@ -37,31 +40,6 @@ enum Shared {
     Row,
     /// The largest absolute weight, and its row.
     Matrix(f32, usize),
-}
-
-/// How the rows of heads of this many rows change places: GGUF files of Llama have rows `i` and `i + head / 2` side by
-/// side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    Same,
-    /// As GGUF has them, from the order of a folder.
-    SideBySide(usize),
-    /// Back to the order of a folder.
-    Halves(usize),
-}
-
-impl Order {
-    /// The row of the source that becomes row `row`.
-    pub(crate) fn source(self, row: usize) -> usize {
-        match self {
-            Order::Same => row,
-            Order::SideBySide(head) => row / head * head + row % 2 * (head / 2) + row % head / 2,
-            Order::Halves(head) => {
-                let (first, i) = (row / head * head, row % head);
-                first + i % (head / 2) * 2 + i / (head / 2)
-            }
-        }
-    }
 }
 
 /// A module's weights.
@@ -115,6 +93,7 @@ pub(crate) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertErr
             vector: info.dims().len() == 1 || names::is_convolution(info.name()),
             matrices: matrices.collect(),
             order: Order::Same,
+            columns: Order::Same,
             shared: None,
             deltas: Vec::new(),
         })
@@ -168,7 +147,7 @@ pub(crate) fn of_modules<'f>(
     let mut all = Vec::new();
     let mut experts: BTreeMap<String, BTreeMap<u32, Module<'f>>> = BTreeMap::new();
     for module in modules {
-        let Some(InGguf { name, expert, order, plus }) = names::to_gguf(&module.name, config)? else {
+        let Some(InGguf { name, expert, order, values }) = names::to_gguf(&module.name, config)? else {
             continue;
         };
         if let Some(expert) = expert {
@@ -176,12 +155,10 @@ pub(crate) fn of_modules<'f>(
             continue;
         }
         let Module { rows, cols, vector, weights, .. } = module;
-        let order = match head_rows(order, &name, rows, [config.heads, config.kv_heads])? {
-            None => Order::Same,
-            Some(head) => Order::SideBySide(head),
-        };
-        let matrices = vec![if plus == 0.0 { weights } else { weights.plus(plus, rows * cols)? }];
-        all.push(Tensor { name, rows, cols, vector, matrices, order, shared: None, deltas: Vec::new() });
+        let (order, columns) = orders(order, &name, [rows, cols], &config.head_counts(), Direction::ToGguf)?;
+        let matrices = vec![weights.changed(values, Direction::ToGguf, rows * cols)?];
+        let deltas = Vec::new();
+        all.push(Tensor { name, rows, cols, vector, matrices, order, columns, shared: None, deltas });
     }
     for (name, experts) in experts {
         all.push(stacked(name, experts, config.experts)?);
@@ -194,6 +171,7 @@ pub(crate) fn of_modules<'f>(
             vector: true,
             matrices: vec![Weights::Computed(factors.clone())],
             order: Order::Same,
+            columns: Order::Same,
             shared: None,
             deltas: Vec::new(),
         });
@@ -232,27 +210,9 @@ fn stacked<'f>(
         return Err(ConvertError::tensor(&name, problem));
     }
     let [_, cols] = shape.unwrap_or_default();
-    let order = Order::Same;
-    Ok(Tensor { name, rows, cols, vector: false, matrices, order, shared: None, deltas: Vec::new() })
-}
-
-/// The rows of a head of the tensor `name` of a GGUF file, if their order differs from that of a folder.
-pub(crate) fn head_rows(
-    order: RowOrder,
-    name: &str,
-    rows: usize,
-    [heads, kv_heads]: [u32; 2],
-) -> Result<Option<usize>, ConvertError> {
-    let heads = match order {
-        RowOrder::Same => return Ok(None),
-        RowOrder::InterleavedQueries => heads as usize,
-        RowOrder::InterleavedKeys => kv_heads as usize,
-    };
-    if heads == 0 || !rows.is_multiple_of(2 * heads) {
-        let name = name.strip_suffix(".weight").unwrap_or(name);
-        return Err(ConvertError::tensor(name, format!("has {rows} rows for {heads} heads")));
-    }
-    Ok(Some(rows / heads))
+    let (order, columns) = (Order::Same, Order::Same);
+    let deltas = Vec::new();
+    Ok(Tensor { name, rows, cols, vector: false, matrices, order, columns, shared: None, deltas })
 }
 
 /// The tensors of a GGUF file under the names of a folder, in its order.
@@ -261,25 +221,26 @@ pub(crate) fn to_folder<'f>(
     config: &ModelConfig,
 ) -> Result<Vec<(String, Tensor<'f>)>, ConvertError> {
     let folder = folder_of(config)?;
-    let heads = [config.num_attention_heads as u32, config.num_kv_heads as u32];
+    let counts = HeadCounts {
+        heads: config.num_attention_heads as u32,
+        kv_heads: config.num_kv_heads as u32,
+        recurrence: config.recurrence.unwrap_or_default(),
+    };
     let mut all = Vec::new();
     for tensor in of_gguf(gguf)?.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
         let (theirs, row) = names::to_folder(folder, &tensor.name, tensor.matrices.len())?;
-        let order = match head_rows(row.order, &tensor.name, tensor.rows, heads)? {
-            None => Order::Same,
-            Some(head) => Order::Halves(head),
-        };
+        let shape = [tensor.rows, tensor.cols];
+        let (order, columns) = orders(row.order, &tensor.name, shape, &counts, Direction::ToFolder)?;
         let rows = tensor.rows_each();
         let mut tensor = tensor;
-        if row.plus != 0.0 {
-            let weights =
-                tensor.matrices.into_iter().map(|weights| weights.plus(-row.plus, rows * tensor.cols));
-            tensor.matrices = weights.collect::<Result<_, _>>()?;
-        }
+        let len = rows * tensor.cols;
+        let weights = tensor.matrices.into_iter();
+        let weights = weights.map(|weights| weights.changed(row.values, Direction::ToFolder, len));
+        tensor.matrices = weights.collect::<Result<_, _>>()?;
         let matrices = theirs.into_iter().zip(tensor.matrices);
         all.extend(matrices.map(|(name, weights)| {
             let deltas = Vec::new();
-            (name.clone(), Tensor { name, rows, matrices: vec![weights], order, deltas, ..tensor })
+            (name.clone(), Tensor { name, rows, matrices: vec![weights], order, columns, deltas, ..tensor })
         }));
     }
     Ok(all)
@@ -305,13 +266,20 @@ fn one_by_one<'f>(
 }
 
 impl<'f> Weights<'f> {
-    /// The `len` numbers of a vector, and `plus` added to each.
-    fn plus(self, plus: f32, len: usize) -> Result<Weights<'f>, ConvertError> {
+    /// The `len` numbers of a vector, as the other kind of file has them.
+    fn changed(self, values: Values, direction: Direction, len: usize) -> Result<Weights<'f>, ConvertError> {
+        let change: fn(f32) -> f32 = match (values, direction) {
+            (Values::Same, _) => return Ok(self),
+            (Values::PlusOne, Direction::ToGguf) => |x| x + 1.0,
+            (Values::PlusOne, Direction::ToFolder) => |x| x - 1.0,
+            (Values::NegativeExp, Direction::ToGguf) => |x| -(f64::from(x).exp()) as f32,
+            (Values::NegativeExp, Direction::ToFolder) => |x| f64::from(-x).ln() as f32,
+        };
         let Weights::Stored(format, data) = self else { return Ok(self) };
-        let mut values = vec![0.0; len];
-        quant::unpack(format, data, &mut values)?;
-        values.iter_mut().for_each(|value| *value += plus);
-        Ok(Weights::Computed(values))
+        let mut numbers = vec![0.0; len];
+        quant::unpack(format, data, &mut numbers)?;
+        numbers.iter_mut().for_each(|x| *x = change(*x));
+        Ok(Weights::Computed(numbers))
     }
 }
 
@@ -426,6 +394,9 @@ impl<'f> Tensor<'f> {
 
     /// Writes row `row` of the source, if it is stored in `format`.
     fn copy(&self, row: usize, format: Format, out: &mut [u8]) -> bool {
+        if self.columns != Order::Same {
+            return false;
+        }
         let (matrix, row) = (row / self.rows_each(), row % self.rows_each());
         match &self.matrices[matrix] {
             Weights::Stored(stored, data) if *stored == format => {
@@ -440,7 +411,22 @@ impl<'f> Tensor<'f> {
     /// The weights of row `row` of the source.
     fn unpack(&self, row: usize, values: &mut [f32]) -> Result<(), ConvertError> {
         let rows = self.rows_each();
-        let (matrix, row) = (row / rows, row % rows);
+        let (matrix, at) = (row / rows, row % rows);
+        self.unpack_stored(matrix, at, rows, values)?;
+        if self.columns != Order::Same {
+            let stored = values.to_vec();
+            values.iter_mut().enumerate().for_each(|(i, value)| *value = stored[self.columns.source(i)]);
+        }
+        Ok(())
+    }
+
+    fn unpack_stored(
+        &self,
+        matrix: usize,
+        row: usize,
+        rows: usize,
+        values: &mut [f32],
+    ) -> Result<(), ConvertError> {
         match &self.matrices[matrix] {
             Weights::Stored(stored, data) => {
                 let len = data.len() / rows;

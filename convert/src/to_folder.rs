@@ -1,7 +1,7 @@
 //! A model as a Hugging Face folder: `config.json`, the tokenizer's files and `model.safetensors`.
 
 use crate::config::{
-    FULL_ATTENTION, LOCAL_BASE, ROPE_FACTORS, WINDOWED, fixed_json, folder_of, rope_factors,
+    FULL_ATTENTION, LINEAR_ATTENTION, LOCAL_BASE, ROPE_FACTORS, WINDOWED, fixed_json, folder_of, rope_factors,
 };
 use crate::error::{ConvertError, Result};
 use crate::file_type::FileType;
@@ -239,6 +239,12 @@ fn setting_value(setting: &Setting, config: &ModelConfig) -> Value {
         SettingValue::Flag(of) => of(config).into(),
         SettingValue::KeyValueHeads => config.num_kv_heads.into(),
         SettingValue::AdjustedWidth => config.intermediate_size.into(),
+        SettingValue::LinearLayers => {
+            let kind =
+                |layer| if config.layers.is_recurrent(layer) { LINEAR_ATTENTION } else { FULL_ATTENTION };
+            (0..config.num_layers).map(kind).collect()
+        }
+        SettingValue::RotatedShare => config.rotated_len().into(),
     }
 }
 
@@ -274,7 +280,7 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
                 root["layer_types"] = (0..config.num_layers).map(kind).collect();
             }
             SettingValue::AdjustedWidth => root["block_auto_adjust_ff_dim"] = false.into(),
-            SettingValue::Whole(_) | SettingValue::Number(_) | SettingValue::Flag(_) => {}
+            _ => {}
         }
     }
     if let Some(windowed) = config.layers.rotary {
@@ -343,6 +349,20 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
     if let Some(mut scaling) = scaling {
         scaling["rope_theta"] = number(rotary.base);
         root["rope_scaling"] = scaling;
+    }
+    if let Some(rotated) = config.rotated {
+        let mut settings = folder.settings.iter().copied().flatten();
+        if !settings.any(|setting| matches!(setting.value, SettingValue::RotatedShare)) {
+            return Err(ConvertError::Value {
+                key: "rope.dimension_count".into(),
+                found: rotated.to_string(),
+                expected: "the same as key_length: folders of this architecture do not say it",
+            });
+        }
+        let share = number(rotated as f32 / config.head_dim as f32);
+        let base = number(rotary.base);
+        root["rope_parameters"] =
+            json!({ "rope_type": "default", "rope_theta": base, "partial_rotary_factor": share });
     }
     if let Some(windowed) = config.layers.rotary {
         let full = match root.as_object_mut().and_then(|root| root.remove("rope_scaling")) {

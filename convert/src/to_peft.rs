@@ -6,9 +6,9 @@ use crate::json::pretty;
 use crate::kind::{ADAPTER_SETTINGS, ADAPTER_WEIGHTS, is_folder};
 use crate::names::{self, module_to_gguf};
 use crate::options::ConvertOptions;
+use crate::order::{Direction, Order, orders};
 use crate::peft::config_of;
 use crate::report::{Converted, ConvertedTensor};
-use crate::tensor::{Order, head_rows};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::{Map, Value, json};
 use shohin_core::Format;
@@ -158,10 +158,12 @@ fn module(pair: &LoraPair<'_>, base: &Config) -> Result<(String, Order), Convert
     let (Some(module), Some(_)) = (module, known.filter(|known| known.expert.is_none())) else {
         return Err(ConvertError::tensor(pair.name, "is of a module that cannot be adapted"));
     };
-    let order = match head_rows(row.order, pair.name, pair.b.rows(), [base.heads, base.kv_heads])? {
-        None => Order::Same,
-        Some(head) => Order::Halves(head),
-    };
+    let shape = [pair.b.rows(), pair.a.cols()];
+    let direction = Direction::ToFolder;
+    let (order, columns) = orders(row.order, pair.name, shape, &base.head_counts(), direction)?;
+    if columns != Order::Same {
+        return Err(ConvertError::tensor(pair.name, "is of a module that cannot be adapted"));
+    }
     Ok((module.into(), order))
 }
 

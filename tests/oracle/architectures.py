@@ -7,6 +7,7 @@ Writes to tests/fixtures/hf/NAME/ the same files as hf_folder.py.
 """
 
 import copy
+import inspect
 import sys
 
 import torch
@@ -22,9 +23,14 @@ from transformers import (
     Lfm2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
+
+# Marks belong to words.
+QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 
 
 def split(expression):
@@ -98,11 +104,37 @@ def lfm2():
     return t, Lfm2ForCausalLM(Lfm2Config(**common(t, **more, rope_parameters=theta(1e6))))
 
 
+def qwen35():
+    t = tokenizer(split(QWEN35))
+    more = dict(num_hidden_layers=5, tie_word_embeddings=False, head_dim=16, linear_conv_kernel_dim=4)
+    linear = dict(linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=6)
+    rope = theta(1e7) | {"partial_rotary_factor": 0.25}
+    kinds = ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"]
+    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**common(t, **more, **linear, rope_parameters=rope, layer_types=kinds)))
+    return t, model
+
+
+def in_double(model):
+    """Computes in float64 what transformers computes in float32 in models of any type: the delta rule and its gates."""
+    module = sys.modules[type(model).__module__]
+    for name in ("torch_chunk_gated_delta_rule", "Qwen3_5RMSNormGated"):
+        source = inspect.getsource(getattr(module, name)).replace("torch.float32", "torch.float64")
+        source = source[source.index("class" if name[0] == "Q" else "def") :]
+        exec(compile(source, name, "exec"), module.__dict__)
+    torch.Tensor.float = torch.Tensor.double
+    for layer in model.model.layers:
+        if hasattr(layer, "linear_attn"):
+            mixer = layer.linear_attn
+            norm = module.Qwen3_5RMSNormGated(mixer.norm.weight.shape[0], eps=mixer.norm.variance_epsilon)
+            norm.weight = mixer.norm.weight
+            mixer.norm = norm
+
+
 def theta(base):
     return {"rope_type": "default", "rope_theta": base}
 
 
-ALL = [qwen2, smollm3, granite, gemma3, bitnet, lfm2]
+ALL = [qwen2, smollm3, granite, gemma3, bitnet, lfm2, qwen35]
 
 
 def main():
@@ -113,8 +145,15 @@ def main():
         t, model = make()
         model = model.eval()
         fill(model, torch.bfloat16)
+        with torch.no_grad():
+            for key, p in model.named_parameters():
+                # As published models have it: decays between 1 and 16.
+                if key.endswith("A_log"):
+                    p.copy_(p.uniform_(1, 16).log().to(torch.bfloat16).float())
         folder = start(make.__name__, t)
         copy.deepcopy(model).bfloat16().save_pretrained(folder)
+        if make is qwen35:
+            in_double(model)
         finish(folder, model, t)
 
 

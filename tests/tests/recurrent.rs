@@ -9,7 +9,7 @@ use shohin_core::{CpuOptions, Device, Error, KvFormat, Session, SessionOptions};
 use shohin_tests::Random;
 use shohin_tests::cpu::{device, exact, in_format};
 
-const MODELS: [&str; 1] = ["lfm2"];
+const MODELS: [&str; 2] = ["lfm2", "qwen35"];
 const VOCAB: u32 = 268;
 
 fn file(name: &str) -> Vec<u8> {

@@ -83,6 +83,10 @@ pub enum SettingValue {
     KeyValueHeads,
     /// The width of feed-forward blocks, which `block_auto_adjust_ff_dim` makes two thirds of what is said, rounded up.
     AdjustedWidth,
+    /// Flags of the layers that are `linear_attention` in `layer_types`.
+    LinearLayers,
+    /// The rotated elements of a head, of which `partial_rotary_factor` says the share.
+    RotatedShare,
 }
 
 /// What takes the place of an absent [`Setting`].
@@ -98,6 +102,8 @@ pub enum Absent {
     Same(&'static str),
     /// The quotient of the values of two other keys, which are before it. It is required if there is a remainder.
     Quotient(&'static str, &'static str),
+    /// The product of the values of two other keys, which are before it.
+    Product(&'static str, &'static str),
 }
 
 /// The names of a tensor. `*` stands for a number: the first for the layer, the second, which only folders have, for the expert.
@@ -110,8 +116,8 @@ pub struct TensorName {
     pub gguf: &'static str,
     /// How GGUF files order its rows.
     pub order: RowOrder,
-    /// What GGUF files add to each of its numbers: 1 to the weights of norms that folders store without it.
-    pub plus: f32,
+    /// What its numbers are in GGUF files.
+    pub values: Values,
 }
 
 /// How the rows of a tensor in a GGUF file are ordered, compared with a folder.
@@ -124,6 +130,24 @@ pub enum RowOrder {
     InterleavedQueries,
     /// The same for each key head.
     InterleavedKeys,
+    /// With the heads of values of linear attention in turns: folders have those that share a head of keys side by side, GGUF files
+    /// the first of each, then the second of each.
+    ValueHeads,
+    /// The same for the rows after those of queries and keys.
+    MixedValueHeads,
+    /// The same for columns.
+    ValueHeadColumns,
+}
+
+/// What the numbers of a tensor in a GGUF file are, compared with a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// The same.
+    Same,
+    /// Larger by 1: the weights of norms that folders store without it.
+    PlusOne,
+    /// `-e^x`
+    NegativeExp,
 }
 
 pub(super) const fn fixed(
@@ -153,7 +177,7 @@ pub(super) const fn setting(
 
 /// The weights of a norm, which a folder stores without 1.
 pub(super) const fn norm_plus_one(folder: &'static str, gguf: &'static str) -> TensorName {
-    TensorName { folder, gguf, order: RowOrder::Same, plus: 1.0 }
+    TensorName { folder, gguf, order: RowOrder::Same, values: Values::PlusOne }
 }
 
 /// A tensor that is the same in both.
@@ -161,8 +185,8 @@ pub(super) const fn plain_tensor(folder: &'static str, gguf: &'static str) -> Te
     tensor(folder, gguf, RowOrder::Same)
 }
 
-const fn tensor(folder: &'static str, gguf: &'static str, order: RowOrder) -> TensorName {
-    TensorName { folder, gguf, order, plus: 0.0 }
+pub(super) const fn tensor(folder: &'static str, gguf: &'static str, order: RowOrder) -> TensorName {
+    TensorName { folder, gguf, order, values: Values::Same }
 }
 
 /// Layers that see all positions. Folders that transformers 5 writes say it of each.

@@ -13,7 +13,12 @@
 
 use super::builder::{Builder, Output, Stream};
 use super::config::{Architecture, LayerKinds, ModelConfig, Recurrence};
-use super::hugging_face::{Described, HuggingFace};
+use super::hugging_face::RowOrder::{MixedValueHeads, ValueHeadColumns, ValueHeads};
+use super::hugging_face::SettingValue::Whole;
+use super::hugging_face::{
+    Absent, DIMENSIONS, Described, FEED_FORWARD, Fixed, FixedValue, HuggingFace, Setting, SettingValue,
+    TensorName, Values, fixed, norm_plus_one, plain_tensor, setting, tensor,
+};
 use super::keys::{Keys, bad};
 use super::program::{Activation, Program, RopePairing};
 use crate::error::Result;
@@ -27,11 +32,66 @@ pub(super) const QWEN35: Described = Described {
     folder: HuggingFace {
         model_type: "qwen3_5_text",
         classes: &["Qwen3_5ForCausalLM"],
-        fixed: &[],
-        settings: &[],
-        tensors: &[],
+        fixed: &[FIXED],
+        settings: &[DIMENSIONS, SETTINGS],
+        tensors: &[TENSORS, FEED_FORWARD],
     },
 };
+
+const FIXED: &[Fixed] = &[
+    fixed("attention_bias", "false", "false", true),
+    fixed("hidden_act", "\"silu\"", "silu", true),
+    fixed("attn_output_gate", "true", "true", false),
+    Fixed {
+        name: "linear_value_head_dim",
+        value: FixedValue::Same("ssm.state_size"),
+        expected: "the same as linear_key_head_dim",
+        written: true,
+    },
+];
+
+const SETTINGS: &[Setting] = &[
+    setting(&[], "rope.dimension_count", SettingValue::RotatedShare),
+    setting(&["linear_conv_kernel_dim"], "ssm.conv_kernel", Whole(|c| shape(c).taps)),
+    setting(&["linear_key_head_dim"], "ssm.state_size", Whole(|c| shape(c).head_dim)),
+    setting(&["linear_num_key_heads"], "ssm.group_count", Whole(|c| shape(c).key_heads)),
+    setting(&["linear_num_value_heads"], "ssm.time_step_rank", Whole(|c| shape(c).value_heads)),
+    Setting {
+        absent: Absent::Product("ssm.time_step_rank", "ssm.state_size"),
+        ..setting(&[], "ssm.inner_size", Whole(|c| shape(c).value_heads * shape(c).head_dim))
+    },
+    setting(&["layer_types"], "attention.recurrent_layers", SettingValue::LinearLayers),
+];
+
+const TENSORS: &[TensorName] = &[
+    plain_tensor("model.embed_tokens.weight", "token_embd.weight"),
+    plain_tensor("lm_head.weight", "output.weight"),
+    norm_plus_one("model.norm.weight", "output_norm.weight"),
+    norm_plus_one("model.layers.*.input_layernorm.weight", "blk.*.attn_norm.weight"),
+    norm_plus_one("model.layers.*.post_attention_layernorm.weight", "blk.*.post_attention_norm.weight"),
+    plain_tensor("model.layers.*.self_attn.q_proj.weight", "blk.*.attn_q.weight"),
+    plain_tensor("model.layers.*.self_attn.k_proj.weight", "blk.*.attn_k.weight"),
+    plain_tensor("model.layers.*.self_attn.v_proj.weight", "blk.*.attn_v.weight"),
+    plain_tensor("model.layers.*.self_attn.o_proj.weight", "blk.*.attn_output.weight"),
+    norm_plus_one("model.layers.*.self_attn.q_norm.weight", "blk.*.attn_q_norm.weight"),
+    norm_plus_one("model.layers.*.self_attn.k_norm.weight", "blk.*.attn_k_norm.weight"),
+    tensor("model.layers.*.linear_attn.in_proj_qkv.weight", "blk.*.attn_qkv.weight", MixedValueHeads),
+    tensor("model.layers.*.linear_attn.in_proj_z.weight", "blk.*.attn_gate.weight", ValueHeads),
+    tensor("model.layers.*.linear_attn.in_proj_a.weight", "blk.*.ssm_alpha.weight", ValueHeads),
+    tensor("model.layers.*.linear_attn.in_proj_b.weight", "blk.*.ssm_beta.weight", ValueHeads),
+    tensor("model.layers.*.linear_attn.conv1d.weight", "blk.*.ssm_conv1d.weight", MixedValueHeads),
+    tensor("model.layers.*.linear_attn.dt_bias", "blk.*.ssm_dt.bias", ValueHeads),
+    TensorName {
+        values: Values::NegativeExp,
+        ..tensor("model.layers.*.linear_attn.A_log", "blk.*.ssm_a", ValueHeads)
+    },
+    plain_tensor("model.layers.*.linear_attn.norm.weight", "blk.*.ssm_norm.weight"),
+    tensor("model.layers.*.linear_attn.out_proj.weight", "blk.*.ssm_out.weight", ValueHeadColumns),
+];
+
+fn shape(c: &ModelConfig) -> Recurrence {
+    c.recurrence.unwrap_or_default()
+}
 
 fn read(c: &mut ModelConfig, meta: &Keys<'_, '_>, _: &Header<'_>) -> Result<()> {
     let next = meta.size(NEXT, Some(0))?;
