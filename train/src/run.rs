@@ -6,6 +6,7 @@ mod tangent;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::take;
+use core::num::NonZeroU32;
 use core::ops::Range;
 
 use shohin_core::attention::AttentionPattern;
@@ -20,7 +21,7 @@ use crate::dropout::{self, Dropout};
 use crate::gemm::{Gemm, Line, Store, Weight};
 use crate::loss::Loss;
 use crate::op::rope::{Angles, Heads};
-use crate::op::{self, Gradient, attention, embed, experts, head, linear, norm, swiglu};
+use crate::op::{Gradient, add, attention, bias, embed, experts, gated, head, linear, norm, scale};
 use crate::plan::{Checkpoints, Plan, Slot, Step, Target};
 use crate::tape::{Mixture, Node, Tape, ValueId};
 
@@ -91,7 +92,8 @@ pub struct Steps<'p> {
     experts: experts::Memory,
     dropped: dropout::Memory,
     head: head::Memory,
-    angles: Angles,
+    /// Of each of [`Program::rotations`].
+    angles: Vec<Angles>,
     positions: Vec<u32>,
     /// Where the gradient of each trained tensor is in the gradients of all.
     ranges: Vec<Option<Range<usize>>>,
@@ -129,6 +131,11 @@ impl<'p> Steps<'p> {
     ) -> Result<Self> {
         options.pattern.check()?;
         let tape = Tape::new(program, trained)?;
+        for node in &tape.nodes {
+            if let Node::Attention { window, .. } = node {
+                options.pattern.within(*window)?;
+            }
+        }
         let plan = Plan::new(&tape, options.checkpoints, options.rows)?;
         let (mut ranges, mut at) = (Vec::new(), 0);
         for id in program.tensor_ids() {
@@ -145,7 +152,7 @@ impl<'p> Steps<'p> {
             experts: experts::Memory::default(),
             dropped: dropout::Memory::default(),
             head: head::Memory::default(),
-            angles: Angles::default(),
+            angles: program.rotations.iter().map(|_| Angles::default()).collect(),
             positions: Vec::new(),
             tape,
             plan,
@@ -196,12 +203,13 @@ impl<'p> Steps<'p> {
         let of_worker = Gemm::worker_bytes() as u64 + attention::Memory::worker_bytes(longest, heads.dim);
         let hidden = self.tape.value(self.tape.hidden).cols;
         let dropped = self.dropped.dropout.map_or(0, |_| dropout::Memory::bytes(self.program, rows));
+        let angles = self.program.rotations.iter().map(|rope| Angles::bytes(longest, rope.speeds().len()));
         StepMemory {
             activations: self.plan.bytes(rows) + dropped,
             logits: head::Memory::bytes(rows, hidden, self.program.vocab()),
             experts: experts::Memory::bytes(rows, self.program),
             workers: workers * of_worker,
-            angles: Angles::bytes(longest, heads.dim / 2),
+            angles: angles.sum(),
         }
     }
 
@@ -316,8 +324,8 @@ impl<'p> Steps<'p> {
     fn sweep(&mut self, tensors: &[Tensor<'_>], batch: &Batch<'_>, sweep: Sweep<'_>) -> head::Outcome {
         let rows = batch.tokens.len();
         let longest = batch.lengths.iter().copied().max().unwrap_or(0);
-        if let [rope, ..] = &self.program.rotations[..] {
-            self.angles.extend(rope, longest);
+        for (angles, rope) in self.angles.iter_mut().zip(&self.program.rotations) {
+            angles.extend(rope, longest);
         }
         self.positions.clear();
         for len in batch.lengths {
@@ -565,7 +573,7 @@ struct One<'s, 'p> {
     experts: &'s mut experts::Memory,
     dropped: &'s mut dropout::Memory,
     head: &'s mut head::Memory,
-    angles: &'s Angles,
+    angles: &'s [Angles],
     positions: &'s [u32],
     pattern: AttentionPattern,
     tensors: Tensors<'s>,
@@ -580,9 +588,17 @@ impl<'s, 'p: 's> One<'s, 'p> {
         self.tape.value(id).cols
     }
 
-    fn heads(&self, norm: Option<TensorId>, eps: f32) -> Heads<'s> {
-        let norm = norm.map(|id| self.tensors.vector(id));
-        Heads { angles: self.angles, pairing: self.program.pairing, positions: self.positions, norm, eps }
+    /// The heads that a [`Node::Rope`] rotates.
+    fn heads(&self, rotation: usize, factor: f32, norm: Option<TensorId>, eps: f32) -> Heads<'s> {
+        Heads {
+            angles: &self.angles[rotation],
+            pairing: self.program.pairing,
+            dim: self.program.heads.dim,
+            factor,
+            positions: self.positions,
+            norm: norm.map(|id| self.tensors.vector(id)),
+            eps,
+        }
     }
 
     fn layer(&self, mixture: Mixture, logits: ValueId) -> experts::Layer<'s> {
@@ -591,10 +607,11 @@ impl<'s, 'p: 's> One<'s, 'p> {
         experts::Layer { weights, count: self.cols(logits), used, normalize }
     }
 
-    fn shape(&self) -> attention::Shape<'s> {
+    fn shape(&self, window: Option<NonZeroU32>) -> attention::Shape<'s> {
         attention::Shape {
             heads: self.program.heads,
-            pattern: self.pattern,
+            // Patterns that have none were refused.
+            pattern: self.pattern.within(window).unwrap_or(self.pattern),
             slopes: &self.program.alibi_slopes,
             lengths: self.batch.lengths,
         }
@@ -619,51 +636,67 @@ impl<'s, 'p: 's> One<'s, 'p> {
                 linear::forward(self.gemm, x, self.tensors.matrix(weight), out.data(), Store::Replace);
             }
             Node::LinearAdd { x, weight, .. } => {
-                if reads[1] != writes[0] {
-                    out.data().copy_from_slice(self.slots.read(reads[1], cols));
-                }
+                self.begin_sum(&mut out, Some(reads[1]), cols);
                 let x = self.slots.read(reads[0], self.cols(x));
                 let x = self.dropped.input(self.program, pool, weight, x);
                 linear::forward(self.gemm, x, self.tensors.matrix(weight), out.data(), Store::Add);
             }
             Node::Experts { x, logits, mixture, .. } => {
-                if reads[2] != writes[0] {
-                    out.data().copy_from_slice(self.slots.read(reads[2], cols));
-                }
+                self.begin_sum(&mut out, Some(reads[2]), cols);
                 let layer = self.layer(mixture, logits);
                 let x = self.slots.read(reads[0], self.cols(x));
                 let logits = self.slots.read(reads[1], self.cols(logits));
                 layer.forward(self.gemm, self.experts, [x, logits], out.data());
             }
-            Node::Swiglu { .. } => {
-                let [gate, up] = [0, 1].map(|i| self.slots.read(reads[i], cols));
-                swiglu::forward(pool, isa, gate, up, out.data());
+            Node::Gated { activation, .. } => {
+                let read = [0, 1].map(|i| self.slots.read(reads[i], cols));
+                gated::forward(pool, isa, activation, read, out.data());
             }
-            Node::Rope { norm, eps, .. } => {
+            Node::Bias { bias, .. } => {
+                self.begin_sum(&mut out, Some(reads[0]), cols);
+                bias::forward(pool, self.tensors.vector(bias), out.data());
+            }
+            Node::Add { .. } => {
+                self.begin_sum(&mut out, Some(reads[1]), cols);
+                add::forward(pool, self.slots.read(reads[0], cols), out.data());
+            }
+            Node::Scale { factor, .. } => {
+                scale::forward(pool, factor, self.slots.read(reads[0], cols), out.data());
+            }
+            Node::Rope { rotation, factor, norm, eps, .. } => {
                 let x = self.slots.read(reads[0], cols);
-                self.heads(norm, eps).forward(pool, isa, x, cols, out.data());
+                self.heads(rotation, factor, norm, eps).forward(pool, isa, x, cols, out.data());
             }
-            Node::Attention { k, .. } => {
+            Node::Attention { window, k, .. } => {
                 let mut lse = self.slots.take(writes[1], self.program.heads.query);
                 let kv = self.cols(k);
                 let read = [(0, cols), (1, kv), (2, kv)].map(|(i, cols)| self.slots.read(reads[i], cols));
-                self.shape().forward(pool, self.attention, read, [out.data(), lse.data()]);
+                self.shape(window).forward(pool, self.attention, read, [out.data(), lse.data()]);
                 self.slots.put(lse);
             }
         }
         self.slots.put(out);
     }
 
+    /// Begins a sum, or its tangent, with what is added to, or with 0.
+    fn begin_sum(&self, out: &mut Taken, to: Option<Slot>, cols: usize) {
+        match to {
+            // It may be there already.
+            Some(slot) if slot == out.slot => {}
+            Some(slot) => out.data().copy_from_slice(self.slots.read(slot, cols)),
+            None => out.data().fill(0.0),
+        }
+    }
+
     /// Passes the gradient of a sum on to what the operation added to.
     fn pass(&mut self, dy: &mut Taken, cols: usize, to: Option<Target>) {
         // It may be there already.
         if let Some(target) = to.filter(|target| target.slot != dy.slot) {
-            let mut passed = self.slots.take(target.slot, cols);
-            match target.add {
-                true => op::add(self.gemm.pool(), passed.data(), dy.data()),
-                false => passed.data().copy_from_slice(dy.data()),
+            let mut passed = self.slots.targets([Some(target)], [cols]);
+            if let Some(passed) = gradient(&mut passed[0]) {
+                add::backward(self.gemm.pool(), dy.data(), passed);
             }
-            self.slots.put(passed);
+            self.slots.put_all(passed);
         }
     }
 
@@ -679,6 +712,36 @@ impl<'s, 'p: 's> One<'s, 'p> {
         let value = head::run(self.gemm, self.head, loss, self.batch, total, hidden, output, to);
         grad.into_iter().for_each(|grad| self.slots.put(grad));
         value
+    }
+
+    /// The gradients of a product with `weight`, whose input has `inputs` columns and is saved if the weights learn.
+    fn linear_backward(
+        &mut self,
+        weight: TensorId,
+        (inputs, saved): (usize, Option<Slot>),
+        dy: &[f32],
+        to: Option<Target>,
+    ) {
+        let pool = self.gemm.pool();
+        let mut targets = self.slots.targets([to], [inputs]);
+        if let Some(dx) = gradient(&mut targets[0]) {
+            let matrix = self.tensors.matrix(weight);
+            match self.dropped.gradient(self.program, weight, dx.data.len()) {
+                None => linear::backward_input(self.gemm, dy, matrix, dx),
+                Some(data) => {
+                    let masked = Gradient { data, add: false };
+                    linear::backward_input(self.gemm, dy, matrix, masked);
+                    self.dropped.backward(self.program, pool, weight, dx.data, dx.add);
+                }
+            }
+        }
+        let range = self.ranges[weight.index()].clone();
+        if let (Some(range), Some(saved)) = (range, saved) {
+            let (x, dw) = (self.slots.read(saved, inputs), &mut self.gradients[range]);
+            let x = self.dropped.input(self.program, pool, weight, x);
+            linear::backward_weight(self.gemm, dy, x, inputs, dw);
+        }
+        self.slots.put_all(targets);
     }
 
     fn backward(&mut self, node: usize, saved: &[Slot], grad: Slot, to: &[Option<Target>]) {
@@ -703,25 +766,7 @@ impl<'s, 'p: 's> One<'s, 'p> {
                 self.slots.put_all(targets);
             }
             Node::Linear { x, weight, .. } | Node::LinearAdd { x, weight, .. } => {
-                let inputs = self.cols(x);
-                let mut targets = self.slots.targets([to[0]], [inputs]);
-                if let Some(dx) = gradient(&mut targets[0]) {
-                    let matrix = self.tensors.matrix(weight);
-                    match self.dropped.gradient(self.program, weight, dx.data.len()) {
-                        None => linear::backward_input(self.gemm, dy.data(), matrix, dx),
-                        Some(data) => {
-                            let masked = Gradient { data, add: false };
-                            linear::backward_input(self.gemm, dy.data(), matrix, masked);
-                            self.dropped.backward(self.program, pool, weight, dx.data, dx.add);
-                        }
-                    }
-                }
-                if let Some(range) = range {
-                    let (x, dw) = (self.slots.read(saved[0], inputs), &mut self.gradients[range]);
-                    let x = self.dropped.input(self.program, pool, weight, x);
-                    linear::backward_weight(self.gemm, dy.data(), x, inputs, dw);
-                }
-                self.slots.put_all(targets);
+                self.linear_backward(weight, (self.cols(x), saved.first().copied()), dy.data(), to[0]);
                 self.pass(&mut dy, cols, to.get(1).copied().flatten());
             }
             Node::Experts { x, logits, mixture, .. } => {
@@ -734,31 +779,47 @@ impl<'s, 'p: 's> One<'s, 'p> {
                 self.slots.put_all(targets);
                 self.pass(&mut dy, cols, to[2]);
             }
-            Node::Swiglu { .. } => {
+            Node::Gated { activation, .. } => {
                 let mut targets = self.slots.targets([to[0], to[1]], [cols; 2]);
                 let [gate, up] = [0, 1].map(|i| self.slots.read(saved[i], cols));
                 let [dgate, dup] = &mut targets;
-                if let (Some(dgate), Some(dup)) = (gradient(dgate), gradient(dup)) {
-                    swiglu::backward(pool, isa, [gate, up, dy.data()], cols, [dgate, dup]);
+                let (read, to) = ([gate, up, dy.data()], [gradient(dgate), gradient(dup)]);
+                gated::backward(pool, isa, activation, read, cols, to);
+                self.slots.put_all(targets);
+            }
+            Node::Bias { .. } => {
+                if let Some(range) = range {
+                    bias::backward(pool, dy.data(), &mut self.gradients[range]);
+                }
+                self.pass(&mut dy, cols, to[0]);
+            }
+            Node::Add { .. } => {
+                self.pass(&mut dy, cols, to[0]);
+                self.pass(&mut dy, cols, to[1]);
+            }
+            Node::Scale { factor, .. } => {
+                let mut targets = self.slots.targets([to[0]], [cols]);
+                if let Some(dx) = gradient(&mut targets[0]) {
+                    scale::backward(pool, factor, dy.data(), dx);
                 }
                 self.slots.put_all(targets);
             }
-            Node::Rope { norm, eps, .. } => {
+            Node::Rope { rotation, factor, norm, eps, .. } => {
                 let mut targets = self.slots.targets([to[0]], [cols]);
                 let x = saved.first().map_or(&[][..], |slot| self.slots.read(*slot, cols));
-                let heads = self.heads(norm, eps);
+                let heads = self.heads(rotation, factor, norm, eps);
                 let dw = range.map(|range| &mut self.gradients[range]);
                 heads.backward(pool, isa, x, dy.data(), cols, gradient(&mut targets[0]), dw);
                 self.slots.put_all(targets);
             }
-            Node::Attention { k, .. } => {
+            Node::Attention { window, k, .. } => {
                 let kv = self.cols(k);
                 let mut targets = self.slots.targets([to[0], to[1], to[2]], [cols, kv, kv]);
                 let cols = [cols, kv, kv, cols, self.program.heads.query];
                 let read: [&[f32]; 5] = core::array::from_fn(|i| self.slots.read(saved[i], cols[i]));
                 let [dq, dk, dv] = &mut targets;
                 let to = [gradient(dq), gradient(dk), gradient(dv)];
-                self.shape().backward(pool, self.attention, read, dy.data(), to);
+                self.shape(window).backward(pool, self.attention, read, dy.data(), to);
                 self.slots.put_all(targets);
             }
         }

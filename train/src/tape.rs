@@ -7,11 +7,11 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
 use core::ops::Range;
 
 use heapless::Vec as ArrayVec;
 use shohin_core::error::Name;
-use shohin_core::model::Rope;
 use shohin_core::model::program::{self, Activation, BufferId, Op, Program, TensorId};
 use shohin_core::{Error, Result};
 
@@ -95,12 +95,41 @@ pub enum Node {
         /// `(rows, outputs)`
         out: ValueId,
     },
-    /// `out = silu(gate) * up`
-    Swiglu {
+    /// `out = f(gate) * up`
+    Gated {
+        /// `f`
+        activation: Activation,
         /// `(rows, cols)`
         gate: ValueId,
         /// `(rows, cols)`
         up: ValueId,
+        /// `(rows, cols)`
+        out: ValueId,
+    },
+    /// `out = x + bias`
+    Bias {
+        /// `(rows, cols)`
+        x: ValueId,
+        /// `(cols)`
+        bias: TensorId,
+        /// `(rows, cols)`
+        out: ValueId,
+    },
+    /// `out = to + x`
+    Add {
+        /// `(rows, cols)`
+        x: ValueId,
+        /// `(rows, cols)`
+        to: ValueId,
+        /// `(rows, cols)`
+        out: ValueId,
+    },
+    /// `out = factor x`
+    Scale {
+        /// `(rows, cols)`
+        x: ValueId,
+        /// The factor.
+        factor: f32,
         /// `(rows, cols)`
         out: ValueId,
     },
@@ -117,10 +146,14 @@ pub enum Node {
         /// `(rows, cols)`
         out: ValueId,
     },
-    /// Each head of `x`, normalized if there is a norm, then rotated to its position.
+    /// Each head of `x`, normalized if there is a norm, then rotated to its position and multiplied by a factor.
     Rope {
         /// `(rows, heads * head_dim)`
         x: ValueId,
+        /// The rotation, an index into [`Program::rotations`].
+        rotation: usize,
+        /// The factor.
+        factor: f32,
         /// Weights of the norm, `(head_dim)`.
         norm: Option<TensorId>,
         /// Epsilon of the norm.
@@ -130,6 +163,8 @@ pub enum Node {
     },
     /// `out = softmax(q K^T / sqrt(head_dim) + B) V` within each sequence.
     Attention {
+        /// How many of the last positions a row sees, its own included; without it, all.
+        window: Option<NonZeroU32>,
         /// `(rows, query heads * head_dim)`
         q: ValueId,
         /// `(rows, kv heads * head_dim)`
@@ -148,9 +183,13 @@ impl Node {
     pub fn reads(&self) -> ArrayVec<ValueId, 4> {
         let ids: &[ValueId] = match self {
             Node::Embed { .. } => &[],
-            Node::RmsNorm { x, .. } | Node::Linear { x, .. } | Node::Rope { x, .. } => &[*x],
-            Node::LinearAdd { x, to, .. } => &[*x, *to],
-            Node::Swiglu { gate, up, .. } => &[*gate, *up],
+            Node::RmsNorm { x, .. }
+            | Node::Linear { x, .. }
+            | Node::Bias { x, .. }
+            | Node::Scale { x, .. }
+            | Node::Rope { x, .. } => &[*x],
+            Node::LinearAdd { x, to, .. } | Node::Add { x, to, .. } => &[*x, *to],
+            Node::Gated { gate, up, .. } => &[*gate, *up],
             Node::Experts { x, logits, to, .. } => &[*x, *logits, *to],
             Node::Attention { q, k, v, .. } => &[*q, *k, *v],
         };
@@ -165,7 +204,10 @@ impl Node {
             | Node::RmsNorm { out, .. }
             | Node::Linear { out, .. }
             | Node::LinearAdd { out, .. }
-            | Node::Swiglu { out, .. }
+            | Node::Gated { out, .. }
+            | Node::Bias { out, .. }
+            | Node::Add { out, .. }
+            | Node::Scale { out, .. }
             | Node::Experts { out, .. }
             | Node::Rope { out, .. } => &[*out],
         };
@@ -184,19 +226,26 @@ impl Node {
             Node::RmsNorm { weight, .. } | Node::Linear { weight, .. } | Node::LinearAdd { weight, .. } => {
                 Some(*weight)
             }
+            Node::Bias { bias, .. } => Some(*bias),
             Node::Rope { norm, .. } => *norm,
-            Node::Swiglu { .. } | Node::Experts { .. } | Node::Attention { .. } => None,
+            Node::Gated { .. }
+            | Node::Add { .. }
+            | Node::Scale { .. }
+            | Node::Experts { .. }
+            | Node::Attention { .. } => None,
         }
     }
 
     /// What it adds its result to, whose gradient is that of the sum.
     pub fn added_to(&self) -> Option<ValueId> {
         match self {
-            Node::LinearAdd { to, .. } | Node::Experts { to, .. } => Some(*to),
+            Node::LinearAdd { to, .. } | Node::Add { to, .. } | Node::Experts { to, .. } => Some(*to),
+            Node::Bias { x, .. } => Some(*x),
             Node::Embed { .. }
             | Node::RmsNorm { .. }
             | Node::Linear { .. }
-            | Node::Swiglu { .. }
+            | Node::Gated { .. }
+            | Node::Scale { .. }
             | Node::Rope { .. }
             | Node::Attention { .. } => None,
         }
@@ -205,22 +254,30 @@ impl Node {
     /// The values that its derivative reads, beside the gradient of its result; `trained` says whether its tensor is.
     pub fn saved(&self, trained: bool) -> ArrayVec<ValueId, 5> {
         let ids: &[ValueId] = match self {
-            Node::Embed { .. } => &[],
+            Node::Embed { .. } | Node::Bias { .. } | Node::Add { .. } | Node::Scale { .. } => &[],
             Node::RmsNorm { x, .. } => &[*x],
             Node::Linear { x, .. } | Node::LinearAdd { x, .. } if trained => &[*x],
             Node::Linear { .. } | Node::LinearAdd { .. } => &[],
-            Node::Swiglu { gate, up, .. } => &[*gate, *up],
+            Node::Gated { gate, up, .. } => &[*gate, *up],
             Node::Experts { x, logits, .. } => &[*x, *logits],
             Node::Rope { x, norm: Some(_), .. } => &[*x],
             Node::Rope { norm: None, .. } => &[],
-            Node::Attention { q, k, v, out, lse } => &[*q, *k, *v, *out, *lse],
+            Node::Attention { q, k, v, out, lse, .. } => &[*q, *k, *v, *out, *lse],
         };
         ids.iter().copied().collect()
     }
 
-    /// Whether computing its result again costs no more than a pass over it: such values are not kept.
+    /// Whether computing its result again costs no more than a pass over it: such values are not kept. Sums are, as what they
+    /// are computed from would have to be in their place.
     pub fn is_cheap(&self) -> bool {
-        matches!(self, Node::Embed { .. } | Node::RmsNorm { .. } | Node::Swiglu { .. } | Node::Rope { .. })
+        matches!(
+            self,
+            Node::Embed { .. }
+                | Node::RmsNorm { .. }
+                | Node::Gated { .. }
+                | Node::Scale { .. }
+                | Node::Rope { .. }
+        )
     }
 }
 
@@ -380,48 +437,55 @@ impl Lowering<'_> {
                 let x = self.read(*x)?;
                 let gate = self.linear(x, *gate, *out);
                 let up = self.linear(x, *up, *out);
-                self.swiglu(gate, up, *out);
+                self.gated(Activation::Silu, gate, up, *out);
             }
-            Op::Gated { activation: Activation::Silu, gate: buffer, up, .. } => {
+            Op::Gated { activation, gate: buffer, up, .. } => {
                 let (gate, up) = (self.read(*buffer)?, self.read(*up)?);
-                self.swiglu(gate, up, *buffer);
+                self.gated(*activation, gate, up, *buffer);
             }
-            Op::RopeStore { layer, rotation: 0, q, k, v, norm, eps } if self.rotates_whole_heads() => {
+            Op::Bias { x: buffer, bias } => {
+                let (x, bias) = (self.read(*buffer)?, *bias);
+                let cols = self.tape.value(x).cols;
+                self.push(*buffer, cols, &[x], Some(bias), |out| Node::Bias { x, bias, out });
+            }
+            Op::Add { x, to: buffer, cols } => {
+                let (x, to) = (self.read(*x)?, self.read(*buffer)?);
+                self.push(*buffer, *cols, &[x, to], None, |out| Node::Add { x, to, out });
+            }
+            Op::Scale { x: buffer, cols, factor } => {
+                let (x, factor) = (self.read(*buffer)?, *factor);
+                self.push(*buffer, *cols, &[x], None, |out| Node::Scale { x, factor, out });
+            }
+            Op::RopeStore { layer, rotation, q, k, v, norm, eps } => {
+                let (rotation, eps) = (*rotation, *eps);
                 let norms = [norm.map(|norm| norm.q), norm.map(|norm| norm.k)];
-                for (buffer, norm) in [*q, *k].into_iter().zip(norms) {
-                    let (x, eps) = (self.read(buffer)?, *eps);
+                let factors = [self.program.query_scale, 1.0];
+                for ((buffer, norm), factor) in [*q, *k].into_iter().zip(norms).zip(factors) {
+                    if norm.is_none() && factor == 1.0 && !self.rotates(rotation) {
+                        continue;
+                    }
+                    let x = self.read(buffer)?;
                     let cols = self.tape.value(x).cols;
-                    self.push(buffer, cols, &[x], norm, |out| Node::Rope { x, norm, eps, out });
+                    let node = |out| Node::Rope { x, rotation, factor, norm, eps, out };
+                    self.push(buffer, cols, &[x], norm, node);
                 }
                 let stored = [self.read(*k)?, self.read(*v)?];
                 self.cache.retain(|(of, _)| of != layer);
                 self.cache.push((*layer, stored));
             }
-            Op::Attention { layer, window: None, q, out } => {
-                let q = self.read(*q)?;
+            Op::Attention { layer, window, q, out } => {
+                let (q, window) = (self.read(*q)?, *window);
                 let stored = self.cache.iter().find(|(of, _)| of == layer).map(|(_, stored)| *stored);
                 let unwritten = || refused("attention to a layer without keys", "a valid program");
                 let [k, v] = stored.ok_or_else(unwritten)?;
                 let (cols, heads) = (self.tape.value(q).cols, self.program.heads.query);
                 // Both are values of the node that is pushed.
                 let lse = self.value("lse", heads, &[q, k, v], None);
-                self.push(*out, cols, &[q, k, v], None, |out| Node::Attention { q, k, v, out, lse });
+                self.push(*out, cols, &[q, k, v], None, |out| Node::Attention { window, q, k, v, out, lse });
             }
             Op::Experts(experts) => self.experts(experts)?,
-            Op::Bias { .. } | Op::Add { .. } | Op::Scale { .. } | Op::Gated { .. } => {
-                return Err(refused(
-                    "training a model with biases, factors or another activation than SiLU",
-                    "one without",
-                ));
-            }
             Op::Conv(_) | Op::DeltaNet(_) | Op::GatedNorm(_) | Op::SplitHeads { .. } => {
                 return Err(refused("training a model with a recurrent state", "attention in every layer"));
-            }
-            Op::RopeStore { .. } | Op::Attention { .. } => {
-                return Err(refused(
-                    "training a model whose layers differ",
-                    "one rotation, no windows, and the usual scale of scores",
-                ));
             }
             Op::Select { .. } | Op::Merge { .. } => {
                 return Err(refused("a mixture of depths", "blocks that all tokens take part in"));
@@ -431,10 +495,9 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Whether heads are rotated as a whole, and scores have the usual scale.
-    fn rotates_whole_heads(&self) -> bool {
-        let whole = |rope: &Rope| 2 * rope.speeds().len() == self.program.heads.dim;
-        self.program.rotations.iter().all(whole) && self.program.query_scale == 1.0
+    /// Whether some of a head's pairs are rotated.
+    fn rotates(&self, rotation: usize) -> bool {
+        self.program.rotations.get(rotation).is_some_and(|rope| !rope.speeds().is_empty())
     }
 
     fn experts(&mut self, experts: &program::Experts) -> Result<()> {
@@ -456,8 +519,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn swiglu(&mut self, gate: ValueId, up: ValueId, buffer: BufferId) {
+    fn gated(&mut self, activation: Activation, gate: ValueId, up: ValueId, buffer: BufferId) {
         let cols = self.tape.value(gate).cols;
-        self.push(buffer, cols, &[gate, up], None, |out| Node::Swiglu { gate, up, out });
+        self.push(buffer, cols, &[gate, up], None, |out| Node::Gated { activation, gate, up, out });
     }
 }

@@ -25,7 +25,7 @@ use crate::dropout::Dropout;
 use crate::error::{Error, Result};
 use crate::gemm::Weight;
 use crate::loss::Loss;
-use crate::op;
+use crate::op::add;
 use crate::optimizer::{Moments, Optimizer, clip_by_norm, clip_by_value};
 use crate::plan::Checkpoints;
 use crate::quantize::{self, Fake, GROUP};
@@ -539,7 +539,7 @@ impl<'p> Trainer<'p> {
     fn add_last(&mut self, losses: &mut Vec<f64>) {
         let last = losses.len() - 1;
         let (left, right) = self.gradients.split_at_mut(last);
-        op::add(self.steps.pool(), &mut left[last - 1], &right[0]);
+        add::forward(self.steps.pool(), &right[0], &mut left[last - 1]);
         losses[last - 1] += losses[last];
         losses.truncate(last);
     }

@@ -7,7 +7,7 @@
 //! out' = to' + sum_e (p'_e h_e + p_e h'_e) D_e^T             g' = x' G_e^T           u' = x' U_e^T
 //! p'_e = p_e (l'_e - sum_k p_k l'_k), or with q_k in the sum if p is not divided by the sum
 //! ```
-//! `dg` and `du` follow from `dh`, and `h'` from `g'` and `u'`, as in [`swiglu`]. Experts that are not chosen have `dp = 0`: they have a gradient as
+//! `dg` and `du` follow from `dh`, and `h'` from `g'` and `u'`, as in [`gated`]. Experts that are not chosen have `dp = 0`: they have a gradient as
 //! part of the softmax alone, and which ones are chosen has none. The experts' weights are frozen.
 //!
 //! An expert computes the rows that use it, in order and [`CHUNK`] at once; rows add up their experts in order.
@@ -20,10 +20,10 @@ use shohin_core::cpu::op::exp::exp;
 use shohin_core::cpu::op::route::Route;
 use shohin_core::cpu::parallel::for_each_chunk;
 use shohin_core::cpu::simd::{SimdOp, dispatch};
-use shohin_core::model::program::Program;
+use shohin_core::model::program::{Activation, Program};
 use shohin_core::pool::Pool;
 
-use super::{Gradient, ROWS, linear, swiglu};
+use super::{Gradient, ROWS, add, gated, linear};
 use crate::gemm::{Gemm, Store, Weight};
 
 /// Rows of an expert that are computed at once, for which its weights are decoded once.
@@ -266,7 +266,7 @@ impl<'a> Layer<'a> {
                 gather(x, cols, rows, routed);
                 linear::forward(gemm, routed, gate, g, Store::Replace);
                 linear::forward(gemm, routed, up, u, Store::Replace);
-                swiglu::forward(pool, isa, g, u, h);
+                gated::forward(pool, isa, Activation::Silu, [g, u], h);
                 linear::forward(gemm, h, down, y, Store::Replace);
                 for (row, y) in rows.iter().zip(y.chunks_exact(out_cols)) {
                     let p = p[row * self.count + expert];
@@ -310,13 +310,13 @@ impl<'a> Layer<'a> {
                 gather(x, cols, rows, routed);
                 linear::forward(gemm, routed, gate, g, Store::Replace);
                 linear::forward(gemm, routed, up, u, Store::Replace);
-                swiglu::forward(pool, isa, g, u, h);
+                gated::forward(pool, isa, Activation::Silu, [g, u], h);
                 let [dg, du, dh] = memory.tangents.each_mut().map(|inner| part(inner, n * outputs));
                 if let Some(dx) = dx {
                     gather(dx, cols, rows, routed);
                     linear::forward(gemm, routed, gate, dg, Store::Replace);
                     linear::forward(gemm, routed, up, du, Store::Replace);
-                    swiglu::tangent(pool, isa, [g, u], [Some(dg), Some(du)], dh);
+                    gated::tangent(pool, isa, Activation::Silu, [g, u], [Some(dg), Some(du)], dh);
                 } else {
                     dh.fill(0.0);
                 }
@@ -396,10 +396,7 @@ impl<'a> Layer<'a> {
             for ((logits, p), row) in rows.zip(dp.chunks_exact_mut(self.count)) {
                 dispatch(isa, RouteBackward { logits, p, normalize: self.normalize, row });
             }
-            match dlogits.add {
-                true => super::add(pool, dlogits.data, dp),
-                false => dlogits.data.copy_from_slice(dp),
-            }
+            add::backward(pool, dp, dlogits);
         }
     }
 }

@@ -4,14 +4,17 @@
 //! Functions take rows of floats, one row for each token of the batch, and spread them over the workers. What they add up over
 //! rows, they add up for [`ROWS`] rows each and then in order: bits do not depend on the number of workers.
 
+pub(crate) mod add;
 pub(crate) mod attention;
+pub(crate) mod bias;
 pub(crate) mod embed;
 pub(crate) mod experts;
+pub(crate) mod gated;
 pub(crate) mod head;
 pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod rope;
-pub(crate) mod swiglu;
+pub(crate) mod scale;
 
 use alloc::vec::Vec;
 
@@ -27,15 +30,6 @@ pub(crate) struct Gradient<'a> {
     pub(crate) data: &'a mut [f32],
     /// Whether it is added to what is there.
     pub(crate) add: bool,
-}
-
-/// `to[i] += from[i]`
-pub(crate) fn add(pool: &dyn Pool, to: &mut [f32], from: &[f32]) {
-    const LEN: usize = 1 << 14;
-    for_each_chunk(pool, to, LEN, &|i, to| {
-        let from = &from[i * LEN..][..to.len()];
-        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-    });
 }
 
 /// A job over the rows of two buffers from a row on.

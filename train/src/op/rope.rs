@@ -1,8 +1,9 @@
-//! Heads, normalized if there is a norm, then rotated to their positions.
+//! Heads, normalized if there is a norm, then rotated to their positions and multiplied by a factor.
 //!
 //! ```text
-//! y = m R x        dx = m R^T dy        y' = m R x'        R: the rotation by the angles of a position, m: the scaling's magnitude
+//! y = c R x        dx = c R^T dy        y' = c R x'        R: the rotation by the angles of a position, times the scaling's magnitude
 //! ```
+//! A rotation may have pairs of only the first elements of a head; the others are multiplied by the factor alone.
 #![forbid(unsafe_code)]
 
 use alloc::vec::Vec;
@@ -15,17 +16,18 @@ use shohin_core::model::program::RopePairing;
 use shohin_core::model::rope::Rope;
 use shohin_core::pool::Pool;
 
-use super::{Gradient, ROWS, norm};
+use super::{Gradient, ROWS, add, norm};
 
 /// Cosines and sines of all positions, times the magnitude.
 #[derive(Debug, Default)]
 pub(crate) struct Angles {
-    /// `(positions, head_dim / 2)`
+    /// `(positions, pairs)`
     cos: Vec<f32>,
-    /// `(positions, head_dim / 2)`
+    /// `(positions, pairs)`
     sin: Vec<f32>,
-    /// `(positions, head_dim / 2)`, of the rotation back.
+    /// `(positions, pairs)`, of the rotation back.
     back: Vec<f32>,
+    /// Of a head that are rotated, at most `head_dim / 2`.
     pairs: usize,
 }
 
@@ -53,11 +55,12 @@ impl Angles {
 }
 
 struct Rotate<'a> {
-    angles: &'a Angles,
+    of: Heads<'a>,
     back: bool,
-    pairing: RopePairing,
+    /// Of each row.
     positions: &'a [u32],
     cols: usize,
+    /// `(rows, cols)`
     x: &'a mut [f32],
 }
 
@@ -66,16 +69,21 @@ impl SimdOp for Rotate<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let pairs = self.angles.pairs;
-        let sines = if self.back { &self.angles.back } else { &self.angles.sin };
+        let Heads { angles, pairing, dim, factor, .. } = self.of;
+        let pairs = angles.pairs;
+        let sines = if self.back { &angles.back } else { &angles.sin };
         for (position, row) in self.positions.iter().zip(self.x.chunks_exact_mut(self.cols)) {
             let at = *position as usize * pairs;
-            let (cos, sin) = (&self.angles.cos[at..at + pairs], &sines[at..at + pairs]);
-            for head in row.chunks_exact_mut(2 * pairs) {
-                match self.pairing {
-                    RopePairing::Neox => rotate(head, cos, sin),
-                    RopePairing::Interleaved => rotate_interleaved(head, cos, sin),
+            let (cos, sin) = (&angles.cos[at..at + pairs], &sines[at..at + pairs]);
+            for head in row.chunks_exact_mut(dim) {
+                let rotated = &mut head[..2 * pairs];
+                match pairing {
+                    RopePairing::Neox => rotate(rotated, cos, sin),
+                    RopePairing::Interleaved => rotate_interleaved(rotated, cos, sin),
                 }
+            }
+            if factor != 1.0 {
+                row.iter_mut().for_each(|x| *x *= factor);
             }
         }
     }
@@ -86,6 +94,10 @@ impl SimdOp for Rotate<'_> {
 pub(crate) struct Heads<'a> {
     pub(crate) angles: &'a Angles,
     pub(crate) pairing: RopePairing,
+    /// Elements of a head.
+    pub(crate) dim: usize,
+    /// What heads are multiplied by.
+    pub(crate) factor: f32,
     /// Of each row.
     pub(crate) positions: &'a [u32],
     /// `(head_dim)`
@@ -97,7 +109,7 @@ impl Heads<'_> {
     fn rotate(&self, pool: &dyn Pool, isa: Isa, x: &mut [f32], cols: usize, back: bool) {
         for_each_chunk(pool, x, ROWS * cols, &|i, x| {
             let positions = &self.positions[i * ROWS..];
-            dispatch(isa, Rotate { angles: self.angles, back, pairing: self.pairing, positions, cols, x });
+            dispatch(isa, Rotate { of: *self, back, positions, cols, x });
         });
     }
 
@@ -142,8 +154,7 @@ impl Heads<'_> {
         self.rotate(pool, isa, dy, cols, true);
         match (self.norm, dx) {
             (Some(weight), dx) => norm::backward(pool, isa, [x, dy], weight, self.eps, dx, dw),
-            (None, Some(dx)) if dx.add => super::add(pool, dx.data, dy),
-            (None, Some(dx)) => dx.data.copy_from_slice(dy),
+            (None, Some(dx)) => add::backward(pool, dy, dx),
             (None, None) => {}
         }
     }

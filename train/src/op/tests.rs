@@ -9,12 +9,12 @@ use alloc::vec::Vec;
 use shohin_core::attention::AttentionPattern;
 use shohin_core::cpu::Isa;
 use shohin_core::model::program;
-use shohin_core::model::program::RopePairing;
+use shohin_core::model::program::{Activation, RopePairing};
 use shohin_core::model::rope::{Rope, RopeScaling};
 use shohin_core::pool::{Pool, Serial};
 
 use super::rope::{Angles, Heads};
-use super::{Gradient, attention, embed, experts, head, linear, norm, swiglu};
+use super::{Gradient, add, attention, bias, embed, experts, gated, head, linear, norm, scale};
 use crate::batch::Batch;
 use crate::gemm::{Gemm, Store, Weight};
 use crate::loss::Loss;
@@ -261,30 +261,160 @@ fn products() {
     .check();
 }
 
+/// An activation in float64.
+fn activated(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => silu(x),
+        Activation::GeluTanh => {
+            let inner = (2.0 / core::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            x / 2.0 * (1.0 + inner.tanh())
+        }
+        Activation::Relu2 => x.max(0.0).powi(2),
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+    }
+}
+
 #[test]
 fn gates() {
     let (rows, cols) = (67, 301);
     let inputs = [7, 8].map(|seed| numbers(rows * cols, seed).iter().map(|x| 6.0 * x).collect::<Vec<_>>());
     let [gate, up] = &inputs;
+    for activation in [Activation::Silu, Activation::GeluTanh, Activation::Relu2, Activation::Sigmoid] {
+        Case {
+            name: "gated",
+            inputs: &inputs,
+            reference: &|x| x[0].iter().zip(&x[1]).map(|(g, u)| activated(activation, *g) * u).collect(),
+            forward: &|gemm| {
+                let mut out = vec![0.0; rows * cols];
+                gated::forward(gemm.pool(), gemm.isa(), activation, [gate, up], &mut out);
+                out
+            },
+            tangent: &|gemm, d| {
+                let mut out = vec![7.0; rows * cols];
+                let (pool, isa) = (gemm.pool(), gemm.isa());
+                gated::tangent(pool, isa, activation, [gate, up], [d[0], d[1]], &mut out);
+                out
+            },
+            backward: &|gemm, u, add| {
+                let (pool, isa, read) = (gemm.pool(), gemm.isa(), [gate, up, u]);
+                let mut to = [vec![0.0; rows * cols], vec![0.0; rows * cols]];
+                let gradients = to.each_mut().map(|data| Some(Gradient { data, add }));
+                gated::backward(pool, isa, activation, read, cols, gradients);
+                for half in 0..2 {
+                    let mut only = [vec![0.0; rows * cols], vec![0.0; rows * cols]];
+                    let mut gradients = only.each_mut().map(|data| Some(Gradient { data, add }));
+                    gradients[1 - half] = None;
+                    gated::backward(pool, isa, activation, read, cols, gradients);
+                    assert!(only[half] == to[half], "{activation:?} {half}");
+                }
+                to.to_vec()
+            },
+        }
+        .check();
+    }
+}
+
+/// At the ends of the range, derivatives are what they converge to.
+#[test]
+fn gates_of_large_numbers() {
+    let gate = [-1e6, -30.0, 30.0, 1e6];
+    for (activation, want) in [
+        (Activation::Silu, [0.0, 0.0, 1.0, 1.0]),
+        (Activation::GeluTanh, [0.0, 0.0, 1.0, 1.0]),
+        (Activation::Relu2, [0.0, 0.0, 60.0, 2e6]),
+    ] {
+        for isa in Isa::available() {
+            let mut dgate = [7.0; 4];
+            let to = [Some(Gradient { data: &mut dgate, add: false }), None];
+            gated::backward(&Serial, isa, activation, [&gate, &[1.0; 4], &[1.0; 4]], 4, to);
+            let near = |(found, want): (&f32, &f32)| (found - want).abs() <= 1e-6 * want.max(1.0);
+            assert!(dgate.iter().zip(&want).all(near), "{activation:?} {dgate:?}");
+        }
+    }
+}
+
+#[test]
+fn biases() {
+    for (rows, cols) in [(67, 137), (3, 1), (130, 64)] {
+        let inputs = [numbers(rows * cols, 23), numbers(cols, 24)];
+        let [x, b] = &inputs;
+        Case {
+            name: "bias",
+            inputs: &inputs,
+            reference: &|x| {
+                x[0].chunks_exact(cols).flat_map(|row| row.iter().zip(&x[1]).map(|(x, b)| x + b)).collect()
+            },
+            forward: &|gemm| {
+                let mut out = x.clone();
+                bias::forward(gemm.pool(), b, &mut out);
+                out
+            },
+            tangent: &|gemm, d| {
+                let mut out = d[0].map_or(vec![0.0; rows * cols], <[f32]>::to_vec);
+                if let Some(db) = d[1] {
+                    bias::forward(gemm.pool(), db, &mut out);
+                }
+                out
+            },
+            backward: &|gemm, u, _| {
+                let mut dbias = vec![0.0; cols];
+                bias::backward(gemm.pool(), u, &mut dbias);
+                vec![u.to_vec(), dbias]
+            },
+        }
+        .check();
+    }
+}
+
+#[test]
+fn sums() {
+    const LEN: usize = 20_011;
+    let inputs = [numbers(LEN, 25), numbers(LEN, 26)];
+    let [x, to] = &inputs;
+    let sum = |pool: &dyn Pool, x: Option<&[f32]>, to: Option<&[f32]>| {
+        let mut out = to.map_or(vec![0.0; LEN], <[f32]>::to_vec);
+        if let Some(x) = x {
+            add::forward(pool, x, &mut out);
+        }
+        out
+    };
     Case {
-        name: "swiglu",
+        name: "add",
         inputs: &inputs,
-        reference: &|x| x[0].iter().zip(&x[1]).map(|(g, u)| silu(*g) * u).collect(),
+        reference: &|x| x[0].iter().zip(&x[1]).map(|(x, to)| x + to).collect(),
+        forward: &|gemm| sum(gemm.pool(), Some(x), Some(to)),
+        tangent: &|gemm, d| sum(gemm.pool(), d[0], d[1]),
+        backward: &|gemm, u, add| {
+            let mut dx = vec![0.0; LEN];
+            add::backward(gemm.pool(), u, Gradient { data: &mut dx, add });
+            vec![dx, u.to_vec()]
+        },
+    }
+    .check();
+}
+
+#[test]
+fn factors() {
+    const LEN: usize = 20_011;
+    let inputs = [numbers(LEN, 27)];
+    Case {
+        name: "scale",
+        inputs: &inputs,
+        reference: &|x| x[0].iter().map(|x| x * f64::from(0.3f32)).collect(),
         forward: &|gemm| {
-            let mut out = vec![0.0; rows * cols];
-            swiglu::forward(gemm.pool(), gemm.isa(), gate, up, &mut out);
+            let mut out = vec![7.0; LEN];
+            scale::forward(gemm.pool(), 0.3, &inputs[0], &mut out);
             out
         },
         tangent: &|gemm, d| {
-            let mut out = vec![7.0; rows * cols];
-            swiglu::tangent(gemm.pool(), gemm.isa(), [gate, up], [d[0], d[1]], &mut out);
+            let mut out = vec![7.0; LEN];
+            scale::forward(gemm.pool(), 0.3, d[0].unwrap(), &mut out);
             out
         },
         backward: &|gemm, u, add| {
-            let mut to = [vec![0.0; rows * cols], vec![0.0; rows * cols]];
-            let gradients = to.each_mut().map(|data| Gradient { data, add });
-            swiglu::backward(gemm.pool(), gemm.isa(), [gate, up, u], cols, gradients);
-            to.to_vec()
+            let mut dx = vec![0.0; LEN];
+            scale::backward(gemm.pool(), 0.3, u, Gradient { data: &mut dx, add });
+            vec![dx]
         },
     }
     .check();
@@ -296,27 +426,32 @@ fn rotations() {
     let (heads, dim) = (3, 6);
     let (rows, cols) = (67usize, heads * dim);
     let positions: Vec<u32> = (0..rows as u32).map(|i| i % 31).collect();
-    let mut angles = Angles::default();
-    angles.extend(&Rope::new(dim, 100.0, RopeScaling::None), 31);
     let pairings = [RopePairing::Neox, RopePairing::Interleaved];
-    for (pairing, normed) in pairings.into_iter().flat_map(|pairing| [(pairing, true), (pairing, false)]) {
+    let all = pairings.into_iter().flat_map(|pairing| [(pairing, true), (pairing, false)]);
+    // All pairs of a head, some, or none.
+    let all = all
+        .flat_map(|(pairing, normed)| [(6, 1.0), (4, 1.5), (0, 1.5)].map(|(n, c)| (pairing, normed, n, c)));
+    for (pairing, normed, rotated_len, factor) in all {
+        let mut angles = Angles::default();
+        angles.extend(&Rope::new(rotated_len, 100.0, RopeScaling::None), 31);
         let all = [numbers(rows * cols, 9), numbers(dim, 10)];
         let inputs = if normed { &all[..] } else { &all[..1] };
         let norm = normed.then_some(&all[1][..]);
-        let of = Heads { angles: &angles, pairing, positions: &positions, norm, eps: EPS };
+        let of = Heads { angles: &angles, pairing, dim, factor, positions: &positions, norm, eps: EPS };
         let rotated = |x: &[Vec<f64>]| {
             let mut y = if normed { normalized(&x[0], &x[1], f64::from(EPS)) } else { x[0].clone() };
             for (row, position) in y.chunks_exact_mut(cols).zip(&positions) {
                 for head in row.chunks_exact_mut(dim) {
-                    for i in 0..dim / 2 {
-                        let (s, c) =
-                            (f64::from(*position) * 100f64.powf(-2.0 * i as f64 / dim as f64)).sin_cos();
+                    for i in 0..rotated_len / 2 {
+                        let speed = 100f64.powf(-2.0 * i as f64 / rotated_len as f64);
+                        let (s, c) = (f64::from(*position) * speed).sin_cos();
                         let [a, b] = match pairing {
-                            RopePairing::Neox => [i, i + dim / 2],
+                            RopePairing::Neox => [i, i + rotated_len / 2],
                             RopePairing::Interleaved => [2 * i, 2 * i + 1],
                         };
                         (head[a], head[b]) = (head[a] * c - head[b] * s, head[a] * s + head[b] * c);
                     }
+                    head.iter_mut().for_each(|x| *x *= f64::from(factor));
                 }
             }
             y

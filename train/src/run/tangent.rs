@@ -3,10 +3,10 @@
 
 use shohin_core::model::program::TensorId;
 
-use super::{One, Taken};
+use super::One;
 use crate::gemm::Store;
 use crate::loss::Loss;
-use crate::op::{embed, head, linear, norm, swiglu};
+use crate::op::{add, bias, embed, gated, head, linear, norm, scale};
 use crate::plan::Slot;
 use crate::tape::Node;
 
@@ -15,16 +15,6 @@ impl<'s, 'p: 's> One<'s, 'p> {
     fn direction(&self, id: Option<TensorId>) -> Option<&'s [f32]> {
         let range = self.ranges[id?.index()].clone()?;
         Some(&self.direction[range])
-    }
-
-    /// Begins the tangent of a sum with that of what is added to, or with 0.
-    fn begin_sum(&self, out: &mut Taken, to: Option<Slot>, cols: usize) {
-        match to {
-            // It may be there already.
-            Some(slot) if slot == out.slot => {}
-            Some(slot) => out.data().copy_from_slice(self.slots.read(slot, cols)),
-            None => out.data().fill(0.0),
-        }
     }
 
     /// The loss, and its derivative.
@@ -82,20 +72,37 @@ impl<'s, 'p: 's> One<'s, 'p> {
                 let tangents = [0, 1].map(|i| of(i, cols[i]));
                 layer.tangent(self.gemm, self.experts, read, tangents, out.data());
             }
-            Node::Swiglu { .. } => {
+            Node::Gated { activation, .. } => {
                 let read = [0, 1].map(|i| self.slots.read(saved[i], cols));
-                swiglu::tangent(pool, isa, read, [of(0, cols), of(1, cols)], out.data());
+                gated::tangent(pool, isa, activation, read, [of(0, cols), of(1, cols)], out.data());
             }
-            Node::Rope { norm, eps, .. } => {
+            Node::Bias { .. } => {
+                self.begin_sum(&mut out, tangents[0], cols);
+                if let Some(dbias) = dw {
+                    bias::forward(pool, dbias, out.data());
+                }
+            }
+            Node::Add { .. } => {
+                self.begin_sum(&mut out, tangents[1], cols);
+                if let Some(dx) = of(0, cols) {
+                    add::forward(pool, dx, out.data());
+                }
+            }
+            Node::Scale { factor, .. } => match of(0, cols) {
+                Some(dx) => scale::forward(pool, factor, dx, out.data()),
+                None => out.data().fill(0.0),
+            },
+            Node::Rope { rotation, factor, norm, eps, .. } => {
                 let x = saved.first().map_or(&[][..], |slot| self.slots.read(*slot, cols));
-                self.heads(norm, eps).tangent(pool, isa, x, [of(0, cols), dw], cols, out.data());
+                let heads = self.heads(rotation, factor, norm, eps);
+                heads.tangent(pool, isa, x, [of(0, cols), dw], cols, out.data());
             }
-            Node::Attention { k, .. } => {
+            Node::Attention { window, k, .. } => {
                 let kv = self.cols(k);
                 let widths = [cols, kv, kv, cols, self.program.heads.query];
                 let read = core::array::from_fn(|i| self.slots.read(saved[i], widths[i]));
                 let tangents = [of(0, cols), of(1, kv), of(2, kv)];
-                self.shape().tangent(pool, self.attention, read, tangents, out.data());
+                self.shape(window).tangent(pool, self.attention, read, tangents, out.data());
             }
         }
         self.slots.put(out);
