@@ -16,5 +16,5 @@ pub use cache::{Cache, KvShape, MemoryPlan};
 pub use device::{Accelerator, Backend, new_id, read_out, run_rows};
 pub use error::{Error, Failure, Result};
 pub use outputs::{Outputs, row_bytes};
-pub use support::{Supported, check, layouts};
+pub use support::{Head, Supported, check, head, layouts};
 pub use weights::{repack, staged_rows};

@@ -1,7 +1,7 @@
 //! Programs that the kernels of GPUs cannot compute.
 
 use crate::error::{Error, Result};
-use shohin_core::model::program::{Activation, Experts, Op, TensorId, TensorRole};
+use shohin_core::model::program::{Activation, BufferId, Experts, Op, TensorId, TensorRole};
 use shohin_core::model::{Program, alibi, depths};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Name};
@@ -13,6 +13,8 @@ pub struct Supported {
     pub experts: bool,
     /// Programs that are split among ranks.
     pub ranks: bool,
+    /// Biases, sums and factors of streams, all activations, and layers that differ in rotation or window.
+    pub variants: bool,
 }
 
 /// Refuses programs that the kernels cannot compute.
@@ -30,13 +32,16 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
     if !program.alibi_slopes.is_empty() {
         return unsupported(alibi::REFUSED, program.alibi_slopes.len(), on_cpu);
     }
-    if program.rotations.len() > 1 || program.rotations.iter().any(|rope| 2 * rope.speeds().len() != d) {
+    if supported.variants {
+        // All of what follows.
+    } else if program.rotations.len() > 1 || program.rotations.iter().any(|rope| 2 * rope.speeds().len() != d)
+    {
         return Err(Error::Operation {
             found: "layers or parts of heads that are not rotated, or rotated by other angles",
             expected: "the same rotation of whole heads in every layer; the CPU computes others",
         });
     }
-    if program.query_scale != 1.0 {
+    if !supported.variants && program.query_scale != 1.0 {
         return Err(Error::Operation {
             found: "scores with a scale of their own",
             expected: "1 / sqrt(head_dim); the CPU computes others",
@@ -52,6 +57,15 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             }
             Op::Experts(_) if !supported.experts => {
                 ("a mixture of experts", "one feed-forward block for all tokens; the CPU computes both")
+            }
+            Op::Bias { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Gated { .. }
+            | Op::Attention { window: Some(_), .. }
+                if supported.variants =>
+            {
+                continue;
             }
             Op::Bias { .. } => ("a bias", "products without; the CPU computes both"),
             Op::Add { .. } => {
@@ -86,11 +100,56 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
         };
         return Err(Error::Operation { found, expected });
     }
-    match program.head[..] {
+    match head(program)? {
+        Some(Head { factor, .. }) if factor != 1.0 && !supported.variants => {
+            Err(Error::Operation { found: "a factor of a stream", expected: "none; the CPU computes both" })
+        }
         // A stage of a pipeline after the first.
-        [] if supported.ranks && program.ranks > 1 => Ok(()),
-        [Op::RmsNorm { x, out, .. }] if x == program.residual && out == program.hidden => Ok(()),
-        _ => Err(Error::Operation { found: "the operations after the last block", expected: "one RMSNorm" }),
+        None if !supported.ranks || program.ranks == 1 => {
+            Err(Error::Operation { found: "no operation after the last block", expected: "an RMSNorm" })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The operations after the last block: `hidden = factor * x / sqrt(mean(x^2) + eps) * weight`, of the residual stream `x`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Head {
+    /// `(rows, cols)`
+    pub x: BufferId,
+    /// `(cols)`
+    pub weight: TensorId,
+    /// Avoids division by zero.
+    pub eps: f32,
+    /// 1 in most models.
+    pub factor: f32,
+}
+
+/// The head of a program; `None` if there are no operations, as in a stage of a pipeline after the first.
+///
+/// # Errors
+/// [`Error::Operation`] for others than an RMSNorm and a factor.
+pub fn head<F>(program: &Program) -> Result<Option<Head>, F> {
+    let (norm, factor) = match &program.head[..] {
+        [] => return Ok(None),
+        [norm] => (norm, 1.0),
+        [norm @ Op::RmsNorm { weight, .. }, Op::Scale { x, cols, factor }]
+            if *x == program.hidden && *cols == program.tensor(*weight).cols =>
+        {
+            (norm, *factor)
+        }
+        [norm, ..] => (norm, 0.0),
+    };
+    match *norm {
+        Op::RmsNorm { x, weight, eps, out }
+            if factor != 0.0 && x == program.residual && out == program.hidden =>
+        {
+            Ok(Some(Head { x, weight, eps, factor }))
+        }
+        _ => Err(Error::Operation {
+            found: "the operations after the last block",
+            expected: "an RMSNorm, perhaps with a factor",
+        }),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Keys and values of one sequence on the GPU, and the kernels that use them.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernel::{Layer, SEQUENCE_WORDS};
 use crate::kv::KvStorage;
@@ -8,6 +8,7 @@ use crate::record::{CacheKernels, CacheOp, Scratch};
 use crate::upload::GpuModel;
 use core::ops::Range;
 use shohin_accelerator::KvShape;
+use shohin_core::model::Program;
 use wgpu::{Buffer, BufferUsages, CommandEncoderDescriptor};
 
 /// Keys and values of one sequence.
@@ -40,12 +41,16 @@ impl GpuCache {
             layers.push([gpu.storage("keys", bytes).await?, gpu.storage("values", bytes).await?]);
         }
         let sequence = gpu.storage("sequence", 4 * SEQUENCE_WORDS as u64).await?;
-        let layer = |at: usize| {
-            let [keys, values] = layers.get(at)?;
-            Some(Layer {
+        let Program { heads, query_scale, .. } = model.program();
+        let score_scale = query_scale / (heads.dim as f32).sqrt();
+        let layer = |at: usize, window| {
+            let absent = Error::Operation { found: "a layer", expected: "one of the cache" };
+            let [keys, values] = layers.get(at).ok_or(absent)?;
+            Ok(Layer {
                 storage,
                 capacity: options.context,
-                attention: options.attention,
+                attention: options.attention.within(window)?,
+                score_scale,
                 keys,
                 values,
                 sequence: &sequence,

@@ -236,12 +236,17 @@ impl GpuBackend {
             queue.write_buffer(&caches[segment.sequence].memory().sequence, 0, bytemuck::cast_slice(&words));
         }
         let (tokens, angles) = tokens_and_angles(program, segments);
+        let rows = tokens.len();
         let mut words = vec![0; STEP_HEAD];
-        words[0] = tokens.len() as u32;
+        words[0] = rows as u32;
         words.extend(tokens);
         queue.write_buffer(&self.scratch.step, 0, bytemuck::cast_slice(&words));
-        let at = 4 * (STEP_HEAD + self.options.batch) as u64;
-        queue.write_buffer(&self.scratch.step, at, bytemuck::cast_slice(&angles));
+        // (rotations, batch, head_dim), of which the first rows are written.
+        let (batch, dim) = (self.options.batch, program.heads.dim);
+        for (rotation, angles) in angles.chunks(rows * dim).enumerate() {
+            let at = 4 * (STEP_HEAD + batch + rotation * batch * dim) as u64;
+            queue.write_buffer(&self.scratch.step, at, bytemuck::cast_slice(angles));
+        }
     }
 
     /// The dispatches of the program's body over `segments`.

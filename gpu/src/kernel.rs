@@ -6,7 +6,7 @@ use crate::packed;
 use crate::shader::{Extensions, Source, part};
 use crate::upload::Chunk;
 use shohin_core::attention::{MAX_RANDOM, PATTERN_BLOCK};
-use shohin_core::model::program::{Heads, RopePairing};
+use shohin_core::model::program::{Activation, Heads, RopePairing};
 use shohin_core::{Activations, AttentionPattern};
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePipeline};
 
@@ -171,6 +171,8 @@ pub(crate) struct Layer<'c> {
     pub(crate) storage: &'static KvStorage,
     pub(crate) capacity: usize,
     pub(crate) attention: AttentionPattern,
+    /// What scores are multiplied by.
+    pub(crate) score_scale: f32,
     pub(crate) keys: &'c Buffer,
     pub(crate) values: &'c Buffer,
     /// Parameters of the sequence's rows in the batch.
@@ -201,17 +203,17 @@ pub(crate) enum RowSource<'b> {
     ReadOut(&'b Buffer),
 }
 
-/// `acts (rows, cols) = rmsnorm(x, weight)`
+/// `acts (rows, cols) = factor * rmsnorm(x, weight)`
 pub(crate) fn rmsnorm(
     gpu: &Gpu,
     cols: usize,
-    eps: f32,
+    [eps, factor]: [f32; 2],
     rows: RowSource<'_>,
     x: &Buffer,
     weight: &Buffer,
     acts: &Acts,
 ) -> Kernel {
-    let source = Source::default().u32("UNITS", cols / 32).f32("EPS", eps);
+    let source = Source::default().u32("UNITS", cols / 32).f32("EPS", eps).f32("FACTOR", factor);
     let mut buffers = vec![(0, x), (1, weight)];
     let rows = match rows {
         RowSource::All => part!("rows_all"),
@@ -233,11 +235,47 @@ pub(crate) fn quantize(gpu: &Gpu, cols: usize, x: &Buffer, acts: &Acts) -> Kerne
     Kernel::new(gpu, "quantize", source, &buffers, Grid::PerRow((cols / 32).div_ceil(64)))
 }
 
-/// `gate (tokens, cols) = silu(gate) * up`
-pub(crate) fn gate(gpu: &Gpu, cols: usize, gate: &Buffer, up: &Buffer) -> Kernel {
-    let source = Source::default().u32("PAIRS", cols / 2).part(part!("swiglu")).part(part!("gate"));
+/// `gate (tokens, cols) = f(gate) * up`
+pub(crate) fn gate(gpu: &Gpu, f: Activation, cols: usize, gate: &Buffer, up: &Buffer) -> Kernel {
+    let gated = match f {
+        Activation::Silu => part!("swiglu"),
+        Activation::GeluTanh => part!("gelu"),
+        Activation::Relu2 => part!("relu2"),
+        Activation::Sigmoid => part!("sigmoid"),
+    };
+    let source = Source::default().u32("PAIRS", cols / 2).part(gated).part(part!("gate"));
     let grid = Grid::PerRow((cols / 2).div_ceil(64));
     Kernel::new(gpu, "gate", source, &[(0, gate), (1, up)], grid)
+}
+
+/// What happens to each element of a view.
+pub(crate) enum Element<'b> {
+    /// `x += bias`, of `(cols)`
+    Bias(&'b Buffer),
+    /// `x += other`, of `(tokens, cols)`
+    Sum(&'b View),
+    /// `x *= factor`
+    Factor(f32),
+}
+
+/// Changes `x (tokens, cols)`.
+pub(crate) fn elementwise(gpu: &Gpu, cols: usize, x: &View, change: &Element<'_>) -> Kernel {
+    let source = Source::default().u32("COLS", cols).u32("FIRST", x.first).u32("STRIDE", x.stride);
+    let mut buffers = vec![(0, &x.buffer)];
+    let source = match *change {
+        Element::Bias(bias) => {
+            buffers.push((1, bias));
+            source.part(part!("element_bias"))
+        }
+        Element::Sum(other) => {
+            buffers.push((1, &other.buffer));
+            let source = source.u32("OTHER_FIRST", other.first).u32("OTHER_STRIDE", other.stride);
+            source.part(part!("element_sum"))
+        }
+        Element::Factor(factor) => source.f32("FACTOR", factor).part(part!("element_factor")),
+    };
+    let grid = Grid::PerRow(cols.div_ceil(64));
+    Kernel::new(gpu, "elementwise", source.part(part!("elementwise")), &buffers, grid)
 }
 
 /// A packed matrix, its input and its output.
@@ -307,6 +345,10 @@ pub(crate) struct RopeStore<'b> {
     pub(crate) norm: Option<[&'b Buffer; 2]>,
     pub(crate) eps: f32,
     pub(crate) pairing: RopePairing,
+    /// Pairs of a head that are rotated, the first ones.
+    pub(crate) pairs: usize,
+    /// The rotation, whose angles `step` has after those of the others before it.
+    pub(crate) rotation: usize,
     pub(crate) step: &'b Buffer,
     /// Maximum number of rows of a batch.
     pub(crate) batch: usize,
@@ -321,7 +363,8 @@ pub(crate) fn rope(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, op: &RopeStore<'
         .u32("Q_FIRST", op.q.first)
         .u32("K_FIRST", op.k.first)
         .u32("V_FIRST", op.v.first)
-        .u32("STEP_ANGLES", STEP_HEAD + op.batch)
+        .u32("PAIRS", op.pairs)
+        .u32("STEP_ANGLES", STEP_HEAD + op.batch + op.rotation * op.batch * heads.dim)
         .f32("EPS", op.eps)
         .group(gpu.extensions(), 64)
         .part(part!("sequence"))
@@ -359,7 +402,7 @@ fn attention_source(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, q: &View, tile:
         .u32("ROWS_TILE", tile)
         .u32("Q_FIRST", q.first)
         .u32("Q_STRIDE", q.stride)
-        .f32("SCORE_SCALE", 1.0 / (heads.dim as f32).sqrt())
+        .f32("SCORE_SCALE", layer.score_scale)
         .group(gpu.extensions(), TILE)
         .part(part!("sequence"))
         .part(if native { layer.storage.get_native } else { layer.storage.get });
@@ -559,7 +602,7 @@ mod tests {
                 upload(&gpu, bytemuck::cast_slice(&gates)).await,
                 upload(&gpu, bytemuck::cast_slice(&ups)).await,
             ];
-            let kernel = gate(&gpu, cols, &to, &from);
+            let kernel = gate(&gpu, Activation::Silu, cols, &to, &from);
             let got = as_floats(run(&gpu, &[kernel], tokens, &to, tokens * cols).await);
             for ((got, gate), up) in got.iter().zip(gates).zip(ups) {
                 let want = f64::from(gate) / (1.0 + f64::from(-gate).exp()) * f64::from(up);
@@ -678,11 +721,13 @@ mod tests {
                 let values = &gpu.storage("values", size).await.expect("a buffer");
                 let storage = KvStorage::of(shohin_core::KvFormat::F32);
                 let attention = AttentionPattern::Full;
-                let layer = Layer { storage, capacity, attention, keys, values, sequence };
+                let score_scale = 1.0;
+                let layer = Layer { storage, capacity, attention, score_scale, keys, values, sequence };
                 let view = |first| View { buffer: on_gpu.clone(), first, stride };
                 let (q, k, v) = (&view(0), &view(4 * d), &view(6 * d));
                 let norm = normed.then_some([&q_norm, &k_norm]);
-                let op = RopeStore { q, k, v, norm, eps, pairing, step, batch };
+                let (pairs, rotation) = (d / 2, 0);
+                let op = RopeStore { q, k, v, norm, eps, pairing, pairs, rotation, step, batch };
                 let kernels = &[rope(&gpu, &heads, &layer, &op)];
                 let got = as_floats(run(&gpu, kernels, rows, &on_gpu, qkv.len()).await);
                 gpu.queue.write_buffer(&on_gpu, 0, bytemuck::cast_slice(&qkv));

@@ -5,10 +5,12 @@
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernel::{
-    self, Acts, AttentionTile, Kernel, Layer, MAX_PARTS, Output, Product, RopeStore, RowSource, STEP_HEAD,
-    View,
+    self, Acts, AttentionTile, Element, Kernel, Layer, MAX_PARTS, Output, Product, RopeStore, RowSource,
+    STEP_HEAD, View,
 };
 use crate::upload::{GpuModel, Matrix, UploadPlan, are_joined};
+use core::num::NonZeroU32;
+use shohin_accelerator::{Head, head};
 use shohin_core::Activations;
 use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Op, QkNorm, TensorId};
@@ -52,10 +54,10 @@ impl BufferPlan {
             let held = &mut cols[id.index()][at];
             *held = width.max(*held);
         };
-        // Those that share the memory of another buffer, to which an adapter adds.
+        // Those that share the memory of another buffer, to which an adapter or a bias adds.
         let mut joined = vec![false; program.buffers.len()];
         for (op, needs) in program.body.iter().zip(&needs) {
-            if matches!(op, Op::LinearAdd { to, .. } if joined[to.index()]) {
+            if matches!(op, Op::LinearAdd { to, .. } | Op::Bias { x: to, .. } if joined[to.index()]) {
                 continue;
             }
             if let Op::Linear { outputs, .. } = op {
@@ -97,13 +99,12 @@ fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
         Op::Linear { outputs, .. } => {
             outputs.iter().map(|(tensor, out)| (*out, rows(*tensor), true)).collect()
         }
-        Op::Gated { gate, up, .. } => vec![(*gate, program.cols(*up), true)],
+        Op::Gated { gate, cols, .. } => vec![(*gate, *cols, true)],
         Op::LinearAdd { weight, to, .. } => vec![(*to, rows(*weight), true)],
+        Op::Bias { x, bias } => vec![(*x, program.tensor(*bias).cols, true)],
+        Op::Add { to: x, cols, .. } | Op::Scale { x, cols, .. } => vec![(*x, *cols, true)],
         Op::LinearSwiglu { gate, out, .. } => vec![(*out, rows(*gate), true)],
         Op::RopeStore { .. }
-        | Op::Bias { .. }
-        | Op::Add { .. }
-        | Op::Scale { .. }
         | Op::Conv(_)
         | Op::DeltaNet(_)
         | Op::GatedNorm(_)
@@ -167,8 +168,28 @@ fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activat
                 found.push(Access::Changes);
             }
         }
+        Op::Bias { x, .. } | Op::Scale { x, .. } => {
+            if *x == buffer {
+                found.push(Access::Changes);
+            }
+        }
+        Op::Add { x, to, .. } => {
+            if *x == buffer {
+                found.push(floats());
+            }
+            if *to == buffer {
+                found.push(Access::Changes);
+            }
+        }
         // Refused when the model is uploaded.
-        Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {}
+        Op::Conv(_)
+        | Op::DeltaNet(_)
+        | Op::GatedNorm(_)
+        | Op::SplitHeads { .. }
+        | Op::Experts(_)
+        | Op::Select { .. }
+        | Op::Merge { .. }
+        | Op::Exchange(_) => {}
         Op::RopeStore { q, k, v, .. } => {
             if *q == buffer {
                 found.push(Access::Changes);
@@ -230,7 +251,7 @@ fn reads(
 
 /// The buffers of a program, and the other buffers of a device.
 pub(crate) struct Scratch {
-    /// Number of rows, tokens, angles.
+    /// Number of rows, tokens, angles `(rotations, batch, head_dim)`.
     pub(crate) step: Buffer,
     /// Rows that are read out: their number, then their indices.
     pub(crate) read_out: Buffer,
@@ -248,7 +269,7 @@ pub(crate) struct Scratch {
 pub(crate) fn other_bytes(program: &Program, batch: usize) -> [u64; 4] {
     let heads = program.heads;
     [
-        4 * (STEP_HEAD + batch + batch * heads.dim) as u64,
+        4 * (STEP_HEAD + batch + program.rotations.len() * batch * heads.dim) as u64,
         4 * (1 + batch) as u64,
         4 * (heads.query * MAX_PARTS * (heads.dim + 4)) as u64,
         4 * (batch * program.tensor(program.output).cols) as u64,
@@ -345,8 +366,8 @@ pub(crate) enum Step {
 
 /// An operation that uses a cache.
 pub(crate) enum CacheOp {
-    RopeStore { layer: usize, qkv: [View; 3], norm: Option<[Buffer; 2]>, eps: f32 },
-    Attention { layer: usize, q: View, outs: Vec<Acts> },
+    RopeStore { layer: usize, rotation: usize, qkv: [View; 3], norm: Option<[Buffer; 2]>, eps: f32 },
+    Attention { layer: usize, window: Option<NonZeroU32>, q: View, outs: Vec<Acts> },
 }
 
 /// A program as dispatches.
@@ -385,22 +406,28 @@ impl Recording {
                 }
             }
         }
-        let [Op::RmsNorm { x, weight, eps, out }] = program.head[..] else {
+        let Some(Head { x, weight, eps, factor }) = head(program)? else {
             return Err(Error::Operation {
-                found: "the operations after the last block",
-                expected: "one RMSNorm",
+                found: "no operation after the last block",
+                expected: "an RMSNorm",
             });
         };
-        let mut head = Pair::default();
+        let (out, constants, mut head) = (program.hidden, [eps, factor], Pair::default());
         let rows = RowSource::ReadOut(&scratch.read_out);
         for &need in &plan.hidden {
-            head.extend(Pair::same(recorder.rmsnorm(x, weight, eps, rows, &scratch.acts(out, need)?)?));
+            head.extend(Pair::same(recorder.rmsnorm(
+                x,
+                weight,
+                constants,
+                rows,
+                &scratch.acts(out, need)?,
+            )?));
         }
         let vocab = program.vocab();
         let output = model.matrix(program.output)?;
         let into = View { buffer: logits.clone(), first: 0, stride: vocab };
         head.extend(recorder.products(output, out, Output::Store, &into, &scratch.read_out)?);
-        let hidden = recorder.rmsnorm(x, weight, eps, rows, &Acts::F32(scratch.hidden.clone()))?;
+        let hidden = recorder.rmsnorm(x, weight, constants, rows, &Acts::F32(scratch.hidden.clone()))?;
         Ok(Recording { body, cache_ops, logits: head, hidden })
     }
 }
@@ -448,7 +475,7 @@ impl Recorder<'_> {
                 let mut pair = Pair::default();
                 for &need in needs {
                     let acts = self.scratch.acts(out, need)?;
-                    pair.extend(Pair::same(self.rmsnorm(x, weight, eps, RowSource::All, &acts)?));
+                    pair.extend(Pair::same(self.rmsnorm(x, weight, [eps, 1.0], RowSource::All, &acts)?));
                 }
                 self.written(out, self.program.tensor(weight).cols);
                 pair
@@ -467,29 +494,31 @@ impl Recorder<'_> {
                 }
             }
             Op::LinearAdd { x, weight, to } => {
-                let (cols, into) = (self.program.tensor(weight).rows, self.view(to)?);
-                let pair = self.product(weight, x, Output::Add, &into)?;
-                if (into.first, into.stride) == (0, cols) {
-                    self.whole(to, cols, needs, pair)?
-                } else {
-                    only_floats(needs)?;
-                    pair
-                }
+                let cols = self.program.tensor(weight).rows;
+                let pair = self.product(weight, x, Output::Add, &self.view(to)?)?;
+                self.changed(to, cols, needs, pair)?
             }
             Op::LinearSwiglu { x, gate, up: _, out } => {
                 let cols = self.program.tensor(gate).rows;
                 let pair = self.product(gate, x, Output::Swiglu, &self.own(out, cols)?)?;
                 self.whole(out, cols, needs, pair)?
             }
-            Op::Gated { gate, up, .. } => {
-                let cols = self.program.cols(up);
+            Op::Gated { activation, gate, up, cols } => {
                 let [to, from] = [self.plain(gate, cols)?, self.plain(up, cols)?];
-                self.whole(gate, cols, needs, Pair::same(kernel::gate(self.gpu(), cols, &to, &from)))?
+                self.whole(
+                    gate,
+                    cols,
+                    needs,
+                    Pair::same(kernel::gate(self.gpu(), activation, cols, &to, &from)),
+                )?
             }
-            Op::Bias { .. }
-            | Op::Add { .. }
-            | Op::Scale { .. }
-            | Op::Conv(_)
+            Op::Bias { x, bias } => {
+                let change = Element::Bias(self.model.vector(bias)?);
+                self.elementwise(x, self.program.tensor(bias).cols, needs, &change)?
+            }
+            Op::Add { x, to, cols } => self.elementwise(to, cols, needs, &Element::Sum(&self.view(x)?))?,
+            Op::Scale { x, cols, factor } => self.elementwise(x, cols, needs, &Element::Factor(factor))?,
+            Op::Conv(_)
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
@@ -502,7 +531,7 @@ impl Recorder<'_> {
                     expected: "a supported one",
                 });
             }
-            Op::RopeStore { layer, q, k, v, norm, eps, .. } => {
+            Op::RopeStore { layer, rotation, q, k, v, norm, eps } => {
                 let norm = norm.map(|QkNorm { q, k }| {
                     Ok::<_, Error>([self.model.vector(q)?.clone(), self.model.vector(k)?.clone()])
                 });
@@ -513,13 +542,14 @@ impl Recorder<'_> {
                         expected: "those of one product",
                     });
                 }
-                return Ok(Lowered::Cache(CacheOp::RopeStore { layer, qkv, norm: norm.transpose()?, eps }));
+                let norm = norm.transpose()?;
+                return Ok(Lowered::Cache(CacheOp::RopeStore { layer, rotation, qkv, norm, eps }));
             }
-            Op::Attention { layer, q, out, .. } => {
+            Op::Attention { layer, window, q, out } => {
                 let q = self.view(q)?;
                 self.written(out, self.program.heads.query * self.program.heads.dim);
                 let outs = needs.iter().map(|&need| self.scratch.acts(out, need)).collect::<Result<_>>()?;
-                return Ok(Lowered::Cache(CacheOp::Attention { layer, q, outs }));
+                return Ok(Lowered::Cache(CacheOp::Attention { layer, window, q, outs }));
             }
         }))
     }
@@ -557,6 +587,27 @@ impl Recorder<'_> {
         Ok(pair)
     }
 
+    /// Records that `pair` has changed `cols` columns of `to`, which may share its memory.
+    fn changed(&mut self, to: BufferId, cols: usize, needs: &[Activations], pair: Pair) -> Result<Pair> {
+        let View { first, stride, .. } = self.view(to)?;
+        if (first, stride) == (0, cols) {
+            return self.whole(to, cols, needs, pair);
+        }
+        only_floats(needs)?;
+        Ok(pair)
+    }
+
+    fn elementwise(
+        &mut self,
+        x: BufferId,
+        cols: usize,
+        needs: &[Activations],
+        change: &Element<'_>,
+    ) -> Result<Pair> {
+        let kernel = kernel::elementwise(self.gpu(), cols, &self.view(x)?, change);
+        self.changed(x, cols, needs, Pair::same(kernel))
+    }
+
     /// A buffer's own memory, with rows of `cols` floats.
     fn own(&self, id: BufferId, cols: usize) -> Result<View> {
         Ok(View { buffer: self.scratch.floats(id)?.clone(), first: 0, stride: cols })
@@ -589,13 +640,13 @@ impl Recorder<'_> {
         &self,
         x: BufferId,
         weight: TensorId,
-        eps: f32,
+        constants: [f32; 2],
         rows: RowSource<'_>,
         acts: &Acts,
     ) -> Result<Kernel> {
         let cols = self.program.tensor(weight).cols;
         let x = self.plain(x, cols)?;
-        Ok(kernel::rmsnorm(self.gpu(), cols, eps, rows, &x, self.model.vector(weight)?, acts))
+        Ok(kernel::rmsnorm(self.gpu(), cols, constants, rows, &x, self.model.vector(weight)?, acts))
     }
 
     /// A product over all rows of the batch, with the matrix whose first tensor this is.
@@ -637,21 +688,22 @@ impl CacheKernels {
         program: &Program,
         scratch: &Scratch,
         op: &CacheOp,
-        layer: &impl Fn(usize) -> Option<Layer<'c>>,
+        layer: &impl Fn(usize, Option<NonZeroU32>) -> Result<Layer<'c>>,
     ) -> Result<CacheKernels> {
         let heads = &program.heads;
-        let absent = || Error::Operation { found: "a layer", expected: "one of the cache" };
         match op {
-            CacheOp::RopeStore { layer: at, qkv: [q, k, v], norm, eps } => {
+            CacheOp::RopeStore { layer: at, rotation, qkv: [q, k, v], norm, eps } => {
                 let (step, batch, pairing) = (&scratch.step, scratch.batch, program.pairing);
                 let norm = norm.as_ref().map(|[q, k]| [q, k]);
-                let op = RopeStore { q, k, v, norm, eps: *eps, pairing, step, batch };
-                let kernel = kernel::rope(gpu, heads, &layer(*at).ok_or_else(absent)?, &op);
+                let pairs = program.rotations.get(*rotation).map_or(0, |rope| rope.speeds().len());
+                let (eps, rotation) = (*eps, *rotation);
+                let op = RopeStore { q, k, v, norm, eps, pairing, pairs, rotation, step, batch };
+                let kernel = kernel::rope(gpu, heads, &layer(*at, None)?, &op);
                 let kernels = || vec![kernel.clone()];
                 Ok(CacheKernels { short: kernels(), long: kernels(), several: kernels() })
             }
-            CacheOp::Attention { layer: at, q, outs } => {
-                let layer = &layer(*at).ok_or_else(absent)?;
+            CacheOp::Attention { layer: at, window, q, outs } => {
+                let layer = &layer(*at, *window)?;
                 let attention = |tile| {
                     outs.iter().map(|acts| kernel::attention(gpu, heads, layer, tile, q, acts)).collect()
                 };

@@ -9,7 +9,7 @@ use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, Cpu, Error as CoreError, Format, Gguf, KvFormat, Session};
 use shohin_gpu::{Counters, Error, Gpu, GpuDevice, GpuDeviceOptions, GpuFailure, GpuModel, GpuOptions};
 use shohin_tests::adapted::check_adapted;
-use shohin_tests::device::{Golden, On, error, on_cpu, tokens};
+use shohin_tests::device::{Golden, On, check_variants, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
 use std::sync::Arc;
@@ -142,6 +142,15 @@ fn adapted_models_agree() {
             GpuModel::from_model(gpu, model).await.unwrap().device(&options).await.unwrap()
         });
         On::new(device, &kv(KvFormat::F32))
+    });
+}
+
+#[test]
+fn other_architectures_agree() {
+    let (gpus, mut turn) = ([open(true), open(false)], 0);
+    check_variants(|file, activations| {
+        turn += 1;
+        on_gpu(&gpus[turn / 2 % 2], file, activations, KvFormat::F32)
     });
 }
 

@@ -50,7 +50,7 @@ impl<D: Driver> MetalModel<D> {
     /// For an operation, a shape or a format without kernels; [`Error::OutOfMemory`].
     pub fn new<B: ModelBytes>(driver: D, model: &BonsaiModel<B>) -> Result<Arc<MetalModel<D>>> {
         let program = model.program();
-        check(program, Supported { experts: true, ranks: false })?;
+        check(program, Supported { experts: true, ranks: false, variants: false })?;
         let layouts = layouts(program, |id| model.weights().format(id))?;
         let (mut tensors, mut bytes) = (Vec::new(), 0);
         for (id, packed) in program.tensor_ids().zip(layouts) {

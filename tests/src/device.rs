@@ -1,6 +1,7 @@
 //! Devices compared with one another: a sequence on a device, and the distance of its logits from others.
 
 use shohin_core::device::{BlockingDevice, Output, Readout, SessionOptions, Wants};
+use shohin_core::session::{Feed, run_batch};
 use shohin_core::{Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Serial, Session};
 
 use crate::model::{Model, Shape, Stored};
@@ -109,6 +110,49 @@ where
             let error = error(&got, &want);
             println!("{experts:?}, {activations:?}: {error:.2e}");
             assert!(error < bound, "{experts:?}, {activations:?}: {error}");
+        }
+    }
+}
+
+/// Architectures other than Qwen3 against the CPU, on a device with f32 caches: a prompt that is longer than a window, one row at
+/// a time, and two sequences in one batch. With 32-bit activations only the order of additions differs.
+pub fn check_variants<D>(mut on: impl FnMut(&[u8], Activations) -> On<D>)
+where
+    D: BlockingDevice<Error: core::fmt::Debug>,
+{
+    let options = SessionOptions { kv: KvFormat::F32, ..SessionOptions::default() };
+    for shape in Shape::variants() {
+        let kind = shape.kind;
+        let file = Model::new(shape, Stored::new(Format::Q8_0), 3).to_vec().unwrap();
+        let tokens = tokens(24, 320);
+        let want = on_cpu(&file, Activations::F32, &options).logits(&tokens, true);
+        for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 0.1)] {
+            let mut on = on(&file, activations);
+            let (first, rest) = tokens.split_at(20);
+            let (first, next) = first.split_at(11);
+            let mut got = [on.logits(first, true), on.logits(next, true), on.logits(rest, false)].concat();
+            let found = error(&got, &want);
+            println!("{kind:?}, {activations:?}: {found:.2e}");
+            assert!(found < bound, "{kind:?}, {activations:?}: {found}");
+
+            let mut other = Session::new(&mut on.device, &options).unwrap();
+            on.session.truncate(9).unwrap();
+            got.truncate(9 * 320);
+            let mut others = Vec::new();
+            let wants = Wants::Each(Readout::Logits);
+            let feeds = [(&mut other, &tokens[..]), (&mut on.session, &tokens[9..])];
+            let mut feeds = feeds.map(|(session, tokens)| Feed { session, tokens, wants });
+            let sink = &mut |sequence, _, output: Output<'_>| {
+                if let Output::Logits(logits) = output {
+                    let into = if sequence == 0 { &mut others } else { &mut got };
+                    into.extend_from_slice(logits);
+                }
+            };
+            D::wait(run_batch(&mut on.device, &mut feeds, sink)).unwrap();
+            for got in [others, got] {
+                let found = error(&got, &want);
+                assert!(found < bound, "{kind:?}, {activations:?}, two sequences: {found}");
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Qwen3 and Qwen3MoE models with random weights, in any shape, size and mix of formats.
+//! Qwen3, Qwen3MoE and models of other architectures with random weights, in any shape, size and mix of formats.
 
 use shohin_core::gguf::{GgufWriter, TensorType};
 use shohin_core::{Error, Format, Result};
@@ -6,9 +6,47 @@ use shohin_core::{Error, Format, Result};
 use crate::vocabulary::{QWEN3, Vocabulary};
 use crate::{Random, weights};
 
+/// The architecture of a model, and what it has beside the blocks of Qwen3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Qwen3, or Qwen3MoE with experts.
+    Qwen3,
+    /// Without norms of heads.
+    Qwen2,
+    /// Without norms of heads, and without a rotation in every fourth layer.
+    SmolLm3,
+    /// Without norms of heads, with factors of streams, scores and logits.
+    Granite,
+    /// Norms after blocks, and this window in five of six layers.
+    Gemma3(u32),
+    /// Norms in blocks in place of those of heads, and the square of ReLU.
+    Bitnet,
+}
+
+impl Kind {
+    fn architecture(self) -> &'static str {
+        match self {
+            Kind::Qwen3 => "qwen3",
+            Kind::Qwen2 => "qwen2",
+            Kind::SmolLm3 => "smollm3",
+            Kind::Granite => "granite",
+            Kind::Gemma3(_) => "gemma3",
+            Kind::Bitnet => "bitnet-b1.58",
+        }
+    }
+}
+
 /// The dimensions of a model.
 #[derive(Clone, Debug)]
 pub struct Shape {
+    /// The architecture.
+    pub kind: Kind,
+    /// Whether queries, keys and values have biases.
+    pub qkv_biases: bool,
+    /// Whether the output of attention has a bias.
+    pub output_bias: bool,
+    /// Elements of a head that are rotated, if not all (`rope.dimension_count`).
+    pub rotated: Option<u32>,
     /// `embedding_length`.
     pub hidden: usize,
     /// `block_count`.
@@ -46,6 +84,10 @@ impl Shape {
     /// A model of some 200,000 weights, with every dimension different and a block of 256 in every row.
     pub fn tiny() -> Shape {
         Shape {
+            kind: Kind::Qwen3,
+            qkv_biases: false,
+            output_bias: false,
+            rotated: None,
             hidden: 256,
             layers: 2,
             heads: 6,
@@ -69,10 +111,27 @@ impl Shape {
         Shape { experts: Some([6, 2, 256]), ..Shape::tiny() }
     }
 
+    /// The smallest models that have in common with Qwen2, SmolLM3, Granite, Gemma 3 and BitNet what Qwen3 lacks.
+    pub fn variants() -> [Shape; 5] {
+        let small =
+            Shape { hidden: 64, heads: 2, kv_heads: 1, head_dim: 32, ffn: 96, yarn: None, ..Shape::tiny() };
+        [
+            Shape { kind: Kind::Qwen2, qkv_biases: true, rotated: Some(24), layers: 1, ..small.clone() },
+            Shape { kind: Kind::SmolLm3, output_bias: true, layers: 4, ..small.clone() },
+            Shape { kind: Kind::Granite, qkv_biases: true, rotated: Some(16), layers: 1, ..small.clone() },
+            Shape { kind: Kind::Gemma3(5), layers: 6, ..small.clone() },
+            Shape { kind: Kind::Bitnet, layers: 1, ..small },
+        ]
+    }
+
     /// The shape of a published model: `0.6b` (Qwen3 only), `1.7b`, `4b`, `8b` (Bonsai), or `30b-a3b`
     /// (Qwen3MoE).
     pub fn published(name: &str) -> Option<Shape> {
         let bonsai = Shape {
+            kind: Kind::Qwen3,
+            qkv_biases: false,
+            output_bias: false,
+            rotated: None,
             hidden: 2048,
             layers: 28,
             heads: 16,
@@ -254,9 +313,30 @@ impl Model {
             matrix(&mut parts, name("attn_k"), s.hidden, kv, 1.0);
             matrix(&mut parts, name("attn_v"), s.hidden, kv, 1.0);
             matrix(&mut parts, name("attn_output"), q, s.hidden, 1.0);
-            norm(&mut parts, name("attn_q_norm"), s.head_dim);
-            norm(&mut parts, name("attn_k_norm"), s.head_dim);
+            if matches!(s.kind, Kind::Qwen3 | Kind::Gemma3(_)) {
+                norm(&mut parts, name("attn_q_norm"), s.head_dim);
+                norm(&mut parts, name("attn_k_norm"), s.head_dim);
+            }
             norm(&mut parts, name("ffn_norm"), s.hidden);
+            let [first, second] = match s.kind {
+                Kind::Gemma3(_) => [("post_attention_norm", s.hidden), ("post_ffw_norm", s.hidden)],
+                Kind::Bitnet => [("attn_sub_norm", q), ("ffn_sub_norm", s.ffn)],
+                _ => [("", 0); 2],
+            };
+            for (what, len) in [first, second].into_iter().filter(|(_, len)| *len > 0) {
+                norm(&mut parts, name(what), len);
+            }
+            for (what, len, is_there) in [
+                ("attn_q", q, s.qkv_biases),
+                ("attn_k", kv, s.qkv_biases),
+                ("attn_v", kv, s.qkv_biases),
+                ("attn_output", s.hidden, s.output_bias),
+            ] {
+                if is_there {
+                    norm(&mut parts, format!("blk.{layer}.{what}.bias"), len);
+                    parts.last_mut().expect("pushed").deviation = Some(0.5);
+                }
+            }
             let Some([count, _, width]) = s.experts else {
                 matrix(&mut parts, name("ffn_gate"), s.hidden, s.ffn, 1.0);
                 matrix(&mut parts, name("ffn_up"), s.hidden, s.ffn, 1.0);
@@ -297,7 +377,7 @@ impl Model {
         }
         let first = self.formats.first().copied().unwrap_or(Stored::new(Format::F32));
         let mut w = GgufWriter::new();
-        let architecture = if s.experts.is_some() { "qwen3moe" } else { "qwen3" };
+        let architecture = if s.experts.is_some() { "qwen3moe" } else { s.kind.architecture() };
         let key = |key: &str| format!("{architecture}.{key}");
         w.set("general.architecture", architecture)?;
         w.set("general.name", self.name.as_str())?;
@@ -325,6 +405,23 @@ impl Model {
             w.set(&key("attention.max_alibi_bias"), s.max_alibi_bias)?;
         }
         w.set(&key("attention.layer_norm_rms_epsilon"), 1e-6f32)?;
+        if let Some(rotated) = s.rotated {
+            w.set(&key("rope.dimension_count"), rotated)?;
+        }
+        match s.kind {
+            Kind::Granite => {
+                for (name, factor) in [
+                    ("attention.scale", 0.3f32),
+                    ("embedding_scale", 3.0),
+                    ("residual_scale", 0.4),
+                    ("logit_scale", 4.0),
+                ] {
+                    w.set(&key(name), factor)?;
+                }
+            }
+            Kind::Gemma3(window) => w.set(&key("attention.sliding_window"), window)?,
+            _ => {}
+        }
         if let Some(original) = s.yarn {
             w.set(&key("rope.scaling.type"), "yarn")?;
             w.set(&key("rope.scaling.factor"), 4.0f32)?;

@@ -1,5 +1,5 @@
 
-// gate = silu(gate) * up, of halves that were computed apart.
+// gate = f(gate) * up, of halves that were computed apart.
 
 // (tokens, PAIRS)
 @group(0) @binding(0) var<storage, read_write> gates: array<vec2<f32>>;
@@ -12,5 +12,5 @@ fn gate(@builtin(global_invocation_id) at: vec3<u32>) {
         return;
     }
     let pair = at.y * PAIRS + at.x;
-    gates[pair] = swiglu(gates[pair], ups[pair]);
+    gates[pair] = gated(gates[pair], ups[pair]);
 }

@@ -12,7 +12,7 @@ fn weight_row(row: u32) -> u32 {
 // Rows `row` .. `row + 4` of one token.
 fn put(token: u32, row: u32, value: vec4<f32>) {
     let at = token * OUTPUT_STRIDE + FIRST_ROW + row / 2u;
-    let y = swiglu(value.xz, value.yw);
+    let y = gated(value.xz, value.yw);
     if row < ROWS {
         output[at] = y.x;
     }

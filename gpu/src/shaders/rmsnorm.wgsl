@@ -1,4 +1,4 @@
-// y = weight * x / sqrt(mean(x^2) + eps) for each token, written as the input of a matrix product.
+// y = FACTOR * weight * x / sqrt(mean(x^2) + eps) for each token, written as the input of a matrix product.
 
 // (tokens, UNITS, 8)
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
@@ -14,7 +14,7 @@ fn rmsnorm(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
         sum += v * v;
     }
     let total = group_sum(sum, lane);
-    let scale = 1.0 / sqrt((total.x + total.y + total.z + total.w) / f32(UNITS * 32u) + EPS);
+    let scale = FACTOR / sqrt((total.x + total.y + total.z + total.w) / f32(UNITS * 32u) + EPS);
     for (var u = lane.index; u < UNITS; u += WORKGROUP) {
         var y = array<vec4<f32>, 8>();
         for (var s = 0u; s < 8u; s++) {

@@ -27,7 +27,7 @@ fn rope(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
     }
     let scale = head_scale(lane);
     let angle = STEP_ANGLES + row * HEAD_DIM;
-    for (var i = lane.index; i < HEAD_DIM / 2u; i += WORKGROUP) {
+    for (var i = lane.index; i < PAIRS; i += WORKGROUP) {
         let first = pair_first(i);
         let second = pair_second(i);
         let a = normed(first, scale, is_key);
@@ -36,6 +36,10 @@ fn rope(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
         let s = bitcast<f32>(step[angle + HEAD_DIM / 2u + i]);
         head[first] = a * c - b * s;
         head[second] = a * s + b * c;
+    }
+    // Elements that are not rotated.
+    for (var i = 2u * PAIRS + lane.index; i < HEAD_DIM; i += WORKGROUP) {
+        head[i] = normed(i, scale, is_key);
     }
     workgroupBarrier();
     if is_key {

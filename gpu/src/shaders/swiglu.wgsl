@@ -1,5 +1,5 @@
 
 // silu(gate) * up
-fn swiglu(gate: vec2<f32>, up: vec2<f32>) -> vec2<f32> {
+fn gated(gate: vec2<f32>, up: vec2<f32>) -> vec2<f32> {
     return gate / (1.0 + exp(min(-gate, vec2(88.0)))) * up;
 }

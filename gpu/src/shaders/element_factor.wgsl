@@ -1,0 +1,4 @@
+
+fn changed(x: f32, row: u32, col: u32) -> f32 {
+    return x * FACTOR;
+}
