@@ -245,7 +245,8 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
     let plan = model.memory_plan(model.context())?;
     let held = model.context().min(c.max_context_length);
     let whole = plan.total as u64 + model.weight_bytes() as u64;
-    let rows = vec![
+    let state = c.program().state_len as u64 * size_of::<f32>() as u64;
+    let mut rows = vec![
         row("weights", bytes(able.weight_bytes)),
         row(
             "keys and values",
@@ -256,6 +257,9 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
         row("total", bytes(whole)),
         row("read per token", bytes(model.weights().bytes_per_token() as u64)),
     ];
+    if state > 0 {
+        rows.insert(3, row("recurrent state", format!("{}, and copies of it", bytes(state))));
+    }
     terminal::table(out, &rows, &[])?;
     Ok(())
 }

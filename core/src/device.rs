@@ -176,6 +176,12 @@ pub trait Device {
         Ok(len)
     }
 
+    /// Bytes of a cache's recurrent state and its copies, beside its keys and values; 0 without one.
+    fn state_bytes(&self, cache: &Self::Cache) -> usize {
+        let _ = cache;
+        0
+    }
+
     /// Computes `batch`, whose run `i` belongs to `caches[i]`, and passes the requested outputs to `sink`.
     /// The tokens and positions have been checked by [`check_run`].
     ///

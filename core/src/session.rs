@@ -48,7 +48,12 @@ impl<D: Device> Session<D> {
     /// An empty sequence in a cache that `device` has made.
     pub fn over(device: &D, cache: D::Cache) -> Self {
         let capacity = device.cache_options(&cache).context;
-        let tokens = (device.program().state_len > 0).then(Vec::new);
+        let tokens = (device.program().state_len > 0).then(|| {
+            let mut tokens = Vec::new();
+            // As for keys and values, so that no token allocates; otherwise it grows.
+            let _ = tokens.try_reserve_exact(capacity);
+            tokens
+        });
         Session { cache, capacity, position: 0, tokens }
     }
 

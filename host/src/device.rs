@@ -140,6 +140,10 @@ impl Device for HostDevice {
         each!(self, device => cache.0.downcast_ref().map_or(foreign, |own| device.cache_options(own)))
     }
 
+    fn state_bytes(&self, cache: &HostCache) -> usize {
+        each!(self, device => cache.0.downcast_ref().map_or(0, |own| device.state_bytes(own)))
+    }
+
     fn rewind(&mut self, cache: &mut HostCache, len: usize) -> Result<usize> {
         each!(self, device => done(device.rewind(cache.own()?, len)))
     }

@@ -147,7 +147,9 @@ impl Chat {
         (&file).take(snapshot::HEAD_LEN as u64).read_to_end(&mut bytes).map_err(failed)?;
         let (model, _, sequence) = self.parts();
         let per_token = model.capabilities().kv_bytes_per_token;
-        let Extent { held, most } = snapshot::extent(&bytes, &model.origin(), per_token).map_err(named)?;
+        let state = model.config().program().state_len as u64 * size_of::<f32>() as u64;
+        let Extent { held, most } =
+            snapshot::extent(&bytes, &model.origin(), per_token, state).map_err(named)?;
         let capacity = sequence.capacity();
         if held > capacity {
             let (adding, capacity) = (held as u64, capacity as u64);

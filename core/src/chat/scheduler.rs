@@ -76,6 +76,8 @@ pub struct Scheduler<D: Device> {
     begun: u64,
     /// Bytes that a session takes when it is full.
     session_bytes: usize,
+    /// Bytes of the recurrent state of one, which is in no page.
+    state_bytes: usize,
 }
 
 /// The session of an ended reply.
@@ -126,14 +128,22 @@ impl<D: Device> Scheduler<D> {
             return Err(error!(Limit { what: "replies", found, max }));
         }
         let cache = PrefixCache::default();
-        Ok(Scheduler { device, options, slots: Vec::new(), cache, begun: 0, session_bytes: 0 })
+        Ok(Scheduler {
+            device,
+            options,
+            slots: Vec::new(),
+            cache,
+            begun: 0,
+            session_bytes: 0,
+            state_bytes: 0,
+        })
     }
 
     /// Goes on over another device, in the place of one that was lost. All replies end, and nothing of them is held.
     pub fn renew(&mut self, device: D) {
         self.slots.clear();
         self.cache = PrefixCache::default();
-        self.session_bytes = 0;
+        (self.session_bytes, self.state_bytes) = (0, 0);
         self.device = device;
     }
 
@@ -158,7 +168,10 @@ impl<D: Device> Scheduler<D> {
     /// counts once.
     pub fn cache_bytes(&self) -> usize {
         let sessions = self.replies().count() + self.cache.len();
-        self.device.page_bytes().unwrap_or(sessions.saturating_mul(self.session_bytes))
+        match self.device.page_bytes() {
+            Some(pages) => pages.saturating_add(sessions.saturating_mul(self.state_bytes)),
+            None => sessions.saturating_mul(self.session_bytes),
+        }
     }
 
     /// Sets [`SchedulerOptions::cache_bytes`].
@@ -259,7 +272,7 @@ impl<D: Device> Scheduler<D> {
         let active = self.slots.iter().enumerate().map(|(i, slot)| (slot.common(tokens), i)).max();
         let active = active.filter(|(len, _)| kept.as_ref().is_none_or(|kept| *len > kept.1));
         let has_pages = self.device.page_bytes().is_some();
-        let more = if has_pages { 0 } else { self.session_bytes };
+        let more = if has_pages { self.state_bytes } else { self.session_bytes };
         if let Some((len, i)) = active.filter(|(len, _)| *len >= WORTH_SHARING) {
             self.make_room(more);
             if let Some((_, session)) = self.slots.get_mut(i).and_then(|slot| slot.reply.as_mut()) {
@@ -294,7 +307,9 @@ impl<D: Device> Scheduler<D> {
         let session = Session::open_paged(&mut self.device, &self.options.session).await?;
         let capacity = session.capacity();
         let capacity = if has_pages { capacity.next_multiple_of(CHUNK_POSITIONS) } else { capacity };
-        self.session_bytes = self.device.export_len(session.cache(), capacity);
+        self.state_bytes = self.device.state_bytes(session.cache());
+        self.session_bytes =
+            self.device.export_len(session.cache(), capacity).saturating_add(self.state_bytes);
         Ok((session, None))
     }
 

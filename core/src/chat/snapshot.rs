@@ -209,11 +209,11 @@ pub struct Extent {
 }
 
 /// How much a snapshot of `origin` can hold that begins with `head`, for a model with `per_token` bytes of keys and values
-/// per token at 16 bits: before the whole is read. The kind of device may differ.
+/// per token at 16 bits and `state` bytes of a recurrent one: before the whole is read. The kind of device may differ.
 ///
 /// # Errors
 /// [`Error::SnapshotDamaged`] for fewer than [`HEAD_LEN`] bytes, [`Error::SnapshotForeign`].
-pub fn extent(head: &[u8], origin: &Origin, per_token: u64) -> Result<Extent> {
+pub fn extent(head: &[u8], origin: &Origin, per_token: u64, state: u64) -> Result<Extent> {
     check_kind(head)?;
     let head = head.first_chunk::<HEAD>().ok_or(Error::SnapshotDamaged)?;
     // A session of another model has other sizes.
@@ -231,7 +231,9 @@ pub fn extent(head: &[u8], origin: &Origin, per_token: u64) -> Result<Extent> {
     let kv = (u64::from(held) + 64).saturating_mul(per_token.saturating_mul(4));
     let ids = u64::from(len) + u64::from(encoded);
     let rest = (HEAD + SUM) as u64 + 4 * ids + u64::from(text) + u64::from(tools);
-    Ok(Extent { held: held as usize, most: rest.saturating_add(kv) })
+    // A state comes with the tokens.
+    let state = if state > 0 { state.saturating_add(4 * u64::from(held)) } else { 0 };
+    Ok(Extent { held: held as usize, most: rest.saturating_add(kv).saturating_add(state) })
 }
 
 /// Before the checksum, so that any other file is called by its name.

@@ -412,6 +412,10 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         logits.get(last * vocab..).unwrap_or(&[])
     }
 
+    fn state_bytes(&self, cache: &CpuCache<'m>) -> usize {
+        cache.recurrent.held_bytes()
+    }
+
     fn rewind(&mut self, cache: &mut CpuCache<'m>, len: usize) -> Result<usize> {
         Ok(cache.recurrent.rewind(len))
     }

@@ -45,6 +45,11 @@ impl Recurrent {
         (OTHERS + copies(len, kv)).checked_mul(len)?.checked_mul(size_of::<f32>())
     }
 
+    /// Bytes of this state and its copies.
+    pub(super) fn held_bytes(&self) -> usize {
+        size_of_val(&*self.data)
+    }
+
     /// That of no tokens.
     pub(super) fn new(len: usize, kv: usize) -> Result<Self> {
         let places = OTHERS + copies(len, kv);

@@ -19,7 +19,7 @@ use std::thread;
 pub(crate) struct SplitWeights {
     split: Split,
     /// The whole model's.
-    config: ModelConfig,
+    config: Box<ModelConfig>,
     pub(super) ranks: Vec<RankWeights>,
     #[cfg(feature = "mpi")]
     world: Option<Arc<World>>,
@@ -53,7 +53,7 @@ impl SplitWeights {
         let load = |(rank, cores)| RankWeights::load(source, (split, rank), options, count, cores);
         Ok(SplitWeights {
             split,
-            config: source.config.clone(),
+            config: Box::new(source.config.clone()),
             ranks: cores.into_iter().enumerate().map(load).collect::<Result<_>>()?,
             #[cfg(feature = "mpi")]
             world: None,
@@ -70,7 +70,7 @@ impl SplitWeights {
         world: &Arc<World>,
     ) -> Result<SplitWeights> {
         let first = RankWeights::load(source, (split, 0), options, threads, Cores::default())?;
-        let (config, world) = (source.config.clone(), Some(Arc::clone(world)));
+        let (config, world) = (Box::new(source.config.clone()), Some(Arc::clone(world)));
         Ok(SplitWeights { split, config, ranks: vec![first], world })
     }
 
