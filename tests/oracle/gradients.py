@@ -1,6 +1,6 @@
 """Losses and gradients of small models by PyTorch's autograd in float64, as the oracle of the crate `train`.
 
-The forward pass is written here once more, from the formulas of docs/MODEL.md: qwen3, llama and qwen3moe, all tensors of a
+The forward pass is written here once more, from the formulas of docs/MODEL.md: every architecture, all tensors of a
 GGUF file dequantized, all rotary scalings, ALiBi, and the pattern `window:W:S` of attention. A batch is several sequences
 without padding; each begins at position 0. Its loss is `sum w nll / sum w` over rows, with nll = log sum exp(logits) -
 logits[target]. Experts' matrices are frozen; their routers are not.
@@ -13,14 +13,16 @@ logits[target]. Experts' matrices are frozen; their routers are not.
 
 They were made with torch 2.15.0, numpy 2.4.6, gguf 0.19.0 and safetensors 0.8.0. Where transformers and PEFT are installed
 as well, `--check` also compares the gradients with those of transformers' models and of PEFT's adapters, but for sprout's
-(see `check_transformers`); with transformers 5.24.0 and peft 0.21.2 they differed by less than 1e-6, relative.
+(see `check_transformers`); with transformers 5.24.0 and peft 0.21.2 they differed by less than 1e-6, relative,
+and those of folders by less than 3e-6, of Gemma 3 by less than 3e-5.
 
 Files
 =====
 
 train/tests/fixtures/gradients/CASE.txt has lines of words between single spaces:
 
-    model PATH             of the model, from the root of the repository
+    model PATH             of the model, from the root of the repository: a GGUF file, or a folder that becomes one
+    architecture NAME      in place of the file's
     attention PATTERN      as `shohin --attention` parses it; without this line: full
     rope SCALING           in place of the file's, as `shohin --rope-scaling` parses it
     context N              that the rotary frequencies are for, where they depend on it
@@ -29,9 +31,9 @@ train/tests/fixtures/gradients/CASE.txt has lines of words between single spaces
     tokens N..             of all rows
     targets N..            of all rows
     weights W..            of all rows, exact in f32
-    loss X                 with 17 digits, as the numbers below
+    loss X                 with 17 digits, as the numbers below, of folders 9
     tensor NAME ROWS COLS NORM          the gradient of a tensor is the next ROWS * COLS numbers of CASE.f32
-    project NAME ROWS COLS NORM P..     or it is not stored: 32 projections on the vectors below
+    project NAME ROWS COLS NORM P..     or it is not stored: 32 projections on the vectors below, of folders 4
 
 in this order, without those that do not apply, and with a line of `tensor` or `project` for each trained tensor in the order
 of the model's header. A norm is the square root of the sum of squares. Vectors have one row. Matrices are (ROWS, COLS) =
@@ -72,6 +74,7 @@ import container  # noqa: E402
 
 torch.set_num_threads(1)
 PROJECTIONS = 32
+PROJECTIONS_OF_FOLDERS = 4
 TINY = [5, 17, 9]
 MATRICES = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
 
@@ -127,17 +130,13 @@ def hugging_face(folder, name):
     else:
         assert rope["rope_type"] == "default", name
 
-    def pairs(w, heads):
-        """Halves of a head, which are rotated together, become neighbours."""
-        return w.reshape(heads, 2, -1, w.shape[-1]).swapaxes(1, 2).reshape(w.shape)
-
     tensors["token_embd.weight"] = found["model.embed_tokens.weight"]
     for i in range(config["num_hidden_layers"]):
         of = lambda part: found[f"model.layers.{i}.{part}.weight"]
         block = {
             "attn_norm": of("input_layernorm"),
-            "attn_q": pairs(of("self_attn.q_proj"), heads),
-            "attn_k": pairs(of("self_attn.k_proj"), kv_heads),
+            "attn_q": halves_to_pairs(of("self_attn.q_proj"), heads),
+            "attn_k": halves_to_pairs(of("self_attn.k_proj"), kv_heads),
             "attn_v": of("self_attn.v_proj"),
             "attn_output": of("self_attn.o_proj"),
             "ffn_norm": of("post_attention_layernorm"),
@@ -149,6 +148,94 @@ def hugging_face(folder, name):
     tensors["output_norm.weight"] = found["model.norm.weight"]
     if not config["tie_word_embeddings"]:
         tensors["output.weight"] = found["lm_head.weight"]
+    return meta, tensors
+
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+GEMMA_NAMES = NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+ARCHITECTURES = {
+    "qwen2": "qwen2", "smollm3": "smollm3", "granite": "granite", "gemma3_text": "gemma3", "bitnet": "bitnet-b1.58",
+}
+INTERLEAVED = ("llama", "smollm3", "granite")
+
+
+def halves_to_pairs(w, heads):
+    """Halves of a head, which are rotated together, become neighbours; of weights or their gradients."""
+    return w.reshape(heads, 2, -1, w.shape[-1]).swapaxes(1, 2).reshape(w.shape)
+
+
+def gguf_parameter(name, architecture):
+    """The name in a GGUF file of a tensor of a folder."""
+    names = GEMMA_NAMES if architecture == "gemma3" else NAMES
+    block, part, kind = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(.*)\.(weight|bias)", name).groups()
+    return f"{'' if block is None else f'blk.{block}.'}{names[part]}.{kind}"
+
+
+def stored_pairs(name, w, architecture, heads):
+    """A tensor or gradient of a folder as it is in a GGUF file, in which pairs of elements are neighbours."""
+    part = name.split(".")[-2]
+    if architecture in INTERLEAVED and part in ("attn_q", "attn_k"):
+        return halves_to_pairs(w, heads[0 if part == "attn_q" else 1])
+    return w
+
+
+def folder_model(folder, options):
+    """The model in `folder` as metadata with llama.cpp's keys, and the tensors of a GGUF file."""
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text())
+    source = ARCHITECTURES[config["model_type"]]
+    architecture = options.architecture or source
+    heads = config["num_attention_heads"], config["num_key_value_heads"]
+    rope = config["rope_parameters"]
+    keys = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads[0],
+        "attention.head_count_kv": heads[1],
+        "attention.key_length": config.get("head_dim", config["hidden_size"] // heads[0]),
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": rope.get("full_attention", rope)["rope_theta"],
+    }
+    if architecture == "gemma3":
+        keys["attention.sliding_window"] = config["sliding_window"]
+        keys["rope.freq_base_swa"] = rope["sliding_attention"]["rope_theta"]
+    if architecture == "granite":
+        factors = dict(
+            attention="attention_multiplier", embedding="embedding_multiplier", residual="residual_multiplier",
+            logit="logits_scaling",
+        )
+        keys |= {f"factors.{name}": config[key] for name, key in factors.items()}
+    meta = {"general.architecture": architecture} | {f"{architecture}.{key}": x for key, x in keys.items()}
+    tensors = {}
+    for name, w in load_file(folder / "model.safetensors").items():
+        name, w = gguf_parameter(name, source), w.double().numpy()
+        if source == "gemma3" and w.ndim == 1:
+            w = w + 1
+        tensors[name] = stored_pairs(name, w, source, heads)
     return meta, tensors
 
 
@@ -241,13 +328,16 @@ class Options:
     context: int | None = None
     lora: tuple[int, float] | None = None
     # In place of the file's.
+    architecture: str | None = None
     alibi: float | None = None
     rotates: bool | None = None
 
 
 class Model:
     def __init__(self, source, options=Options()):
-        self.meta, tensors = read(source) if isinstance(source, Path) else source
+        if isinstance(source, Path):
+            source = folder_model(source, options) if source.is_dir() else read(source)
+        self.meta, tensors = source
         self.architecture = self.meta["general.architecture"]
         key = lambda name, absent=None: self.meta.get(f"{self.architecture}.{name}", absent)
         self.options = options
@@ -256,7 +346,16 @@ class Model:
         self.heads = key("attention.head_count")
         self.kv_heads = key("attention.head_count_kv", self.heads)
         self.d = key("attention.key_length", key("embedding_length") // self.heads)
-        self.interleaved = self.architecture == "llama"
+        self.interleaved = self.architecture in INTERLEAVED
+        # Of embeddings, scores, what a block adds, and logits.
+        width = key("embedding_length")
+        self.embedding_factor = width**0.5 if self.architecture == "gemma3" else key("factors.embedding", 1.0)
+        self.score_factor = key("factors.attention", self.d**-0.5)
+        self.residual_factor = key("factors.residual", 1.0)
+        self.logit_factor = 1 / key("factors.logit", 1.0)
+        self.window, self.window_speeds = key("attention.sliding_window"), None
+        if self.window:
+            self.window_speeds = speeds(self.d, key("rope.freq_base_swa"), ["none"], 0)[0]
         self.experts = None
         if self.architecture == "qwen3moe":
             self.experts = (key("expert_used_count"), key("expert_weights_norm", True))
@@ -287,7 +386,7 @@ class Model:
         rng = np.random.default_rng(17)
         factors, self.params = {}, {}
         for name in self.names:
-            if name.split(".")[-2] not in MATRICES:
+            if name.split(".")[-2] not in MATRICES or name.endswith("bias"):
                 continue
             rows, cols = self.w[name].shape
             a = (rng.standard_normal((rank, cols)) / cols**0.5).astype(np.float32)
@@ -307,17 +406,31 @@ class Model:
     def norm(self, x, name):
         return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.w[name]
 
+    def inner_norm(self, x, name):
+        """The norm `name`, in models that have it."""
+        return self.norm(x, name) if name in self.w else x
+
     def linear(self, x, name):
         y = x @ self.w[name].T
         for factors in self.adapters:
             if name in factors:
                 scale, a, b = factors[name]
                 y = y + scale * ((x @ a.T) @ b.T)
-        return y
+        bias = self.w.get(name.removesuffix("weight") + "bias")
+        return y if bias is None else y + bias
 
-    def rotate(self, x, position):
+    def is_windowed(self, layer):
+        return self.window and layer % 6 != 5
+
+    def speeds_of(self, layer):
+        if self.is_windowed(layer):
+            return self.window_speeds
+        unrotated = self.architecture == "smollm3" and layer % 4 == 3
+        return 0 * self.speeds if unrotated else self.speeds
+
+    def rotate(self, x, position, speeds):
         """`x`: [rows, heads, d]."""
-        angle = torch.tensor(np.outer(position, self.speeds))[:, None]
+        angle = torch.tensor(np.outer(position, speeds))[:, None]
         cos, sin = angle.cos() * self.magnitude, angle.sin() * self.magnitude
         if self.interleaved:
             a, b = x[..., 0::2], x[..., 1::2]
@@ -337,18 +450,21 @@ class Model:
             assert kind == "full", kind
         return torch.tensor(sees)
 
-    def attention(self, n, block, position, sees):
-        rows = len(position)
+    def attention(self, n, layer, position, sees):
+        rows, block, frequencies = len(position), f"blk.{layer}.", self.speeds_of(layer)
+        if self.is_windowed(layer):
+            # Beside those of other sequences, which are not seen anyway.
+            sees = sees & torch.tensor(position[:, None] - position[None, :] < self.window)
         q, k, v = (
             self.note(f"{block}{name}", self.linear(n, f"{block}attn_{name}.weight")).view(rows, -1, self.d)
             for name in "qkv"
         )
         if f"{block}attn_q_norm.weight" in self.w:
             q, k = self.norm(q, f"{block}attn_q_norm.weight"), self.norm(k, f"{block}attn_k_norm.weight")
-        q, k = self.rotate(q, position), self.rotate(k, position)
+        q, k = self.rotate(q, position, frequencies), self.rotate(k, position, frequencies)
         group = self.heads // self.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        scores = torch.einsum("ihd,jhd->hij", q, k) / self.d**0.5
+        scores = torch.einsum("ihd,jhd->hij", q, k) * self.score_factor
         if self.slopes is not None:
             scores = scores + self.slopes[:, None, None] * torch.tensor(position[None, :] - position[:, None])
         p = scores.masked_fill(~sees, -math.inf).softmax(-1)
@@ -358,7 +474,15 @@ class Model:
         silu = lambda z: z / (1 + torch.exp(-z))
         if not self.experts:
             gate, up = (self.linear(m, f"{block}ffn_{name}.weight") for name in ("gate", "up"))
-            return self.linear(self.note(f"{block}swiglu", silu(gate) * up), f"{block}ffn_down.weight")
+            if self.architecture == "gemma3":
+                inner = (2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+                gate = 0.5 * gate * (1 + inner.tanh())
+            elif self.architecture == "bitnet-b1.58":
+                gate = gate.clamp(min=0).square()
+            else:
+                gate = silu(gate)
+            gated = self.inner_norm(self.note(f"{block}gated", gate * up), f"{block}ffn_sub_norm.weight")
+            return self.linear(gated, f"{block}ffn_down.weight")
         used, normalize = self.experts
         p = self.note(f"{block}p", (m @ self.w[f"{block}ffn_gate_inp.weight"].T).softmax(-1))
         # The lower index first where two are equal.
@@ -377,14 +501,18 @@ class Model:
         sequence = np.repeat(np.arange(len(lengths)), lengths)
         position = np.concatenate([np.arange(n) for n in lengths])
         sees = self.sees(sequence, position)
-        x = self.note("embedding", self.w["token_embd.weight"][torch.tensor(tokens)])
-        for block in (f"blk.{i}." for i in range(self.layers)):
+        x = self.embedding_factor * self.note("embedding", self.w["token_embd.weight"][torch.tensor(tokens)])
+        for layer in range(self.layers):
+            block = f"blk.{layer}."
             n = self.norm(x, f"{block}attn_norm.weight")
-            attended = self.attention(n, block, position, sees)
-            x = self.note(f"{block}middle", x + self.linear(attended, f"{block}attn_output.weight"))
+            attended = self.inner_norm(self.attention(n, layer, position, sees), f"{block}attn_sub_norm.weight")
+            delta = self.linear(attended, f"{block}attn_output.weight")
+            delta = self.inner_norm(delta, f"{block}post_attention_norm.weight")
+            x = self.note(f"{block}middle", x + self.residual_factor * delta)
             m = self.norm(x, f"{block}ffn_norm.weight")
-            x = self.note(f"{block}out", x + self.feed_forward(m, block))
-        hidden = self.note("hidden", self.norm(x, "output_norm.weight"))
+            delta = self.inner_norm(self.feed_forward(m, block), f"{block}post_ffw_norm.weight")
+            x = self.note(f"{block}out", x + self.residual_factor * delta)
+        hidden = self.logit_factor * self.note("hidden", self.norm(x, "output_norm.weight"))
         return self.note("logits", hidden @ self.w.get("output.weight", self.w["token_embd.weight"]).T)
 
     def loss(self, batch):
@@ -477,6 +605,10 @@ def tiny(name, whole=False, lengths=tuple(TINY), **options):
     return Case(f"tests/fixtures/{name}.gguf", Options(**options), whole, lengths)
 
 
+def folder(name, **options):
+    return Case(f"tests/fixtures/hf/{name}", Options(**options))
+
+
 CASES = {
     "qwen3-tied-yarn": tiny("qwen3-tied-yarn", whole=True),
     "qwen3-tied-yarn-window": tiny("qwen3-tied-yarn", whole=True, attention="window:7:2"),
@@ -490,6 +622,15 @@ CASES = {
     "qwen3moe": tiny("qwen3moe", whole=True),
     "qwen3moe-plain": tiny("qwen3moe-plain", whole=True),
     "llama3": tiny("llama3", whole=True),
+    "qwen2": folder("qwen2"),
+    "qwen2-lora": folder("qwen2", lora=(2, 5.0)),
+    "smollm3": folder("smollm3"),
+    "granite": folder("granite"),
+    "granite-lora": folder("granite", lora=(1, 5.0)),
+    "gemma3": folder("gemma3"),
+    "gemma3-lora": folder("gemma3", lora=(1, 3.0)),
+    "bitnet-b158": folder("bitnet"),
+    "bitnet": folder("bitnet", architecture="bitnet"),
     "sprout": Case("models/sprout.gguf"),
     "sprout-q1": Case("models/sprout-q1.gguf"),
 }
@@ -508,8 +649,8 @@ def signs(v, count):
     return 1.0 - 2.0 * bits.astype(np.float64)
 
 
-def project(g):
-    return [float(signs(v, g.size) @ g.ravel()) for v in range(PROJECTIONS)]
+def project(g, count):
+    return [float(signs(v, g.size) @ g.ravel()) for v in range(count)]
 
 
 def shape(w):
@@ -524,6 +665,8 @@ def lines(name, case, model, batch):
     """The text of a case, and its gradients."""
     o = case.options
     yield f"model {case.model}"
+    if o.architecture:
+        yield f"architecture {o.architecture}"
     if o.attention != "full":
         yield f"attention {o.attention}"
     if o.rope:
@@ -540,10 +683,12 @@ def lines(name, case, model, batch):
         yield f"{word} " + " ".join(map(str, numbers))
     loss, gradients = model.gradients(batch)
     yield f"loss {digits(loss)}"
+    count = PROJECTIONS_OF_FOLDERS if case.path.is_dir() else PROJECTIONS
+    short = (lambda x: f"{x:.9g}") if case.path.is_dir() else digits
     for tensor, g in gradients.items():
-        what, numbers = ("tensor", []) if case.whole else ("project", project(g))
+        what, numbers = ("tensor", []) if case.whole else ("project", project(g, count))
         numbers = [np.linalg.norm(g.ravel()), *numbers]
-        yield " ".join([what, tensor, *map(str, shape(g)), *map(digits, numbers)])
+        yield " ".join([what, tensor, *map(str, shape(g)), *map(short, numbers)])
     binary = lambda suffix, found: (
         OUT / f"{name}.{suffix}", b"".join(np.asarray(x).astype("<f4").tobytes() for x in found)
     )
@@ -738,6 +883,9 @@ def check_transformers():
     for name, case in CASES.items():
         model = case.load()
         batch, key = case.batch(model), lambda name, of=model: of.meta.get(f"{of.architecture}.{name}")
+        if case.path.is_dir():
+            compare_transformers(name, case, model, batch, *folder_of_transformers(case, model))
+            continue
         if case.model.startswith("models/"):
             continue
         rope = {"rope_type": "default", "rope_theta": key("rope.freq_base")}
@@ -796,13 +944,7 @@ def check_transformers():
                 parts = [model.w[tensor].view(part.shape) for tensor, part in gguf_tensors(parameter, p)]
                 p.copy_(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
         if case.options.lora:
-            import peft
-
-            rank, alpha = case.options.lora
-            modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-            theirs = peft.get_peft_model(
-                theirs, peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=modules)
-            ).double()
+            theirs = with_peft(theirs, case)
         ours = {}
         for parameter, p in theirs.named_parameters():
             if not p.requires_grad:
@@ -819,29 +961,89 @@ def check_transformers():
             with torch.no_grad():
                 for tensor, p in ours.items():
                     p.copy_(model.params[tensor])
-        total, at = 0.0, 0
-        for n in batch.lengths:
-            rows = slice(at, at + n)
-            at += n
-            sees = model.sees(np.zeros(n), np.arange(n))
-            mask = torch.zeros(sees.shape, dtype=torch.float64).masked_fill(~sees, -math.inf)[None, None]
-            if model.slopes is not None:
-                back = torch.arange(n)[None, :] - torch.arange(n)[:, None]
-                mask = {"full_attention": mask + model.slopes[:, None, None] * back}
-            logits = theirs(torch.tensor([batch.tokens[rows]]), attention_mask=mask).logits[0]
-            nll = torch.nn.functional.cross_entropy(logits, torch.tensor(batch.targets[rows]), reduction="none")
-            total = total + (nll * torch.tensor(batch.weights[rows], dtype=torch.float64)).sum()
-        total = total / sum(batch.weights)
-        total.backward()
-        loss, gradients = model.gradients(batch)
-        worst = 0.0
-        for tensor, g in gradients.items():
-            want = ours[tensor].grad.numpy()
-            if (part := tensor.split(".")[-2]) in permute:
-                want = want.reshape(permute[part], 2, -1, want.shape[-1]).swapaxes(1, 2).reshape(want.shape)
-            worst = max(worst, np.linalg.norm((g - want).ravel()) / np.linalg.norm(want.ravel()))
-        close(f"loss of {name} by transformers", loss, total.item(), 1e-5)
-        close(f"gradients of {name} by {'PEFT' if case.options.lora else 'transformers'}", worst, 0, 1e-5)
+        compare_transformers(name, case, model, batch, theirs, ours, permute)
+
+
+def folder_of_transformers(case, model):
+    """The folder of a case as a model of transformers, its trained parameters by their names, and the heads of those whose
+    rows are in another order."""
+    import transformers
+
+    more = {"hidden_act": "silu"} if model.architecture == "bitnet" else {}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        case.path, dtype=torch.float32, attn_implementation="eager", **more
+    )
+    theirs = theirs.eval().double()
+    if case.options.lora:
+        theirs = with_peft(theirs, case)
+    source, ours = "gemma3" if model.architecture == "gemma3" else "", {}
+    for parameter, p in theirs.named_parameters():
+        if not p.requires_grad:
+            continue
+        adapter = ""
+        if case.options.lora:
+            parameter, adapter = re.fullmatch(r"base_model\.model\.(.*)\.lora_([AB])\.default\.weight", parameter).groups()
+            parameter, adapter = f"{parameter}.weight", f".lora_{adapter.lower()}"
+        ours[gguf_parameter(parameter, source) + adapter] = p
+    permute = {"attn_q": model.heads, "attn_k": model.kv_heads} if model.interleaved else {}
+    assert set(ours) == set(model.names), set(ours) ^ set(model.names)
+    if case.options.lora:
+        with torch.no_grad():
+            for tensor, p in ours.items():
+                p.copy_(to_transformers(tensor, model.params[tensor], permute))
+    return theirs, ours, permute
+
+
+def permuted_heads(tensor, permute):
+    """The heads whose rows are in another order in a GGUF file; of an adapter, those of B are."""
+    name, adapter = re.fullmatch(r"(.*?)\.(?:weight|bias)(\.lora_[ab])?", tensor).groups()
+    return permute.get(name.split(".")[-1]) if adapter != ".lora_a" else None
+
+
+def to_transformers(tensor, w, permute):
+    heads = permuted_heads(tensor, permute)
+    return w if heads is None else w.reshape(heads, -1, 2, w.shape[-1]).swapaxes(1, 2).reshape(w.shape)
+
+
+def with_peft(theirs, case):
+    import peft
+
+    rank, alpha = case.options.lora
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=modules)
+    return peft.get_peft_model(theirs, config).double()
+
+
+def compare_transformers(name, case, model, batch, theirs, ours, permute):
+    """The loss and gradients of `theirs`, whose parameters `ours` has by our names."""
+    total, at = 0.0, 0
+    for n in batch.lengths:
+        rows = slice(at, at + n)
+        at += n
+        sees = model.sees(np.zeros(n), np.arange(n))
+        mask = torch.zeros(sees.shape, dtype=torch.float64).masked_fill(~sees, -math.inf)[None, None]
+        if model.slopes is not None:
+            back = torch.arange(n)[None, :] - torch.arange(n)[:, None]
+            mask = {"full_attention": mask + model.slopes[:, None, None] * back}
+        if case.path.is_dir():
+            # Its own, with its windows.
+            mask = None
+        logits = theirs(torch.tensor([batch.tokens[rows]]), attention_mask=mask).logits[0]
+        nll = torch.nn.functional.cross_entropy(logits, torch.tensor(batch.targets[rows]), reduction="none")
+        total = total + (nll * torch.tensor(batch.weights[rows], dtype=torch.float64)).sum()
+    total = total / sum(batch.weights)
+    total.backward()
+    loss, gradients = model.gradients(batch)
+    worst = 0.0
+    for tensor, g in gradients.items():
+        want = ours[tensor].grad.numpy()
+        if heads := permuted_heads(tensor, permute):
+            want = halves_to_pairs(want, heads)
+        worst = max(worst, np.linalg.norm((g - want).ravel()) / np.linalg.norm(want.ravel()))
+    close(f"loss of {name} by transformers", loss, total.item(), 1e-5)
+    # Norms are in f32 there.
+    tolerance = 5e-5 if model.architecture == "gemma3" else 1e-5
+    close(f"gradients of {name} by {'PEFT' if case.options.lora else 'transformers'}", worst, 0, tolerance)
 
 
 def check():

@@ -25,6 +25,8 @@ fn root() -> PathBuf {
 /// What a fixture says of a tensor's gradient.
 struct Expected {
     name: String,
+    /// Rows and columns.
+    shape: [usize; 2],
     norm: f64,
     /// The gradient, or its products with vectors of 1 and -1.
     values: Result<Vec<f32>, Vec<f64>>,
@@ -33,6 +35,8 @@ struct Expected {
 #[derive(Default)]
 struct Case {
     model: PathBuf,
+    /// In place of the file's.
+    architecture: Option<String>,
     pattern: AttentionPattern,
     rope: Option<RopeScaling>,
     context: Option<usize>,
@@ -61,6 +65,7 @@ impl Case {
             let words: Vec<&str> = line.split(' ').collect();
             match words[0] {
                 "model" => case.model = root().join(words[1]),
+                "architecture" => case.architecture = Some(words[1].to_string()),
                 "attention" => case.pattern = words[1].parse().unwrap(),
                 "rope" => case.rope = Some(words[1].parse().unwrap()),
                 "lora" => {
@@ -75,13 +80,14 @@ impl Case {
                 "weights" => case.weights = numbers(&words[1..]),
                 "loss" => case.loss = words[1].parse().unwrap(),
                 "tensor" | "project" => {
-                    let len: usize = numbers::<usize>(&words[2..4]).iter().product();
+                    let shape: [usize; 2] = numbers(&words[2..4]).try_into().unwrap();
+                    let len = shape.iter().product();
                     let values = match words[0] {
                         "tensor" => Ok(whole.by_ref().take(len).collect()),
                         _ => Err(numbers(&words[5..])),
                     };
                     let norm = words[4].parse().unwrap();
-                    case.tensors.push(Expected { name: words[1].to_string(), norm, values });
+                    case.tensors.push(Expected { name: words[1].to_string(), shape, norm, values });
                 }
                 other => panic!("{name}: {other}"),
             }
@@ -92,7 +98,7 @@ impl Case {
 
     /// The file of the adapter.
     fn adapter(&self, architecture: &str) -> Option<Vec<u8>> {
-        let (rank, alpha, factors) = self.lora.as_ref()?;
+        let (_, alpha, factors) = self.lora.as_ref()?;
         let mut w = GgufWriter::new();
         for (key, value) in [("general.type", "adapter"), ("adapter.type", "lora")] {
             w.set(key, value).unwrap();
@@ -101,13 +107,11 @@ impl Case {
         w.set("adapter.lora.alpha", *alpha).unwrap();
         let (mut data, mut at) = (Vec::new(), 0);
         for tensor in &self.tensors {
-            let Ok(values) = &tensor.values else { panic!("{}: not whole", tensor.name) };
-            let others = values.len() / rank;
-            let dims = if tensor.name.ends_with(".lora_a") { [others, *rank] } else { [*rank, others] };
-            w.tensor(&tensor.name, &dims.map(|dim| dim as u64), Format::F32).unwrap();
-            let part = &factors[at..at + values.len()];
+            let [rows, cols] = tensor.shape;
+            w.tensor(&tensor.name, &[cols as u64, rows as u64], Format::F32).unwrap();
+            let part = &factors[at..at + rows * cols];
             data.push(part.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
-            at += values.len();
+            at += rows * cols;
         }
         Some(w.to_vec(data).unwrap())
     }
@@ -172,9 +176,50 @@ struct Model {
     vectors: Vec<Vec<f32>>,
 }
 
+/// The GGUF file of a folder.
+#[cfg(not(target_family = "wasm"))]
+fn converted(folder: &Path) -> Vec<u8> {
+    shohin_convert::in_memory(folder).unwrap().to_vec()
+}
+
+#[cfg(target_family = "wasm")]
+fn converted(_: &Path) -> Vec<u8> {
+    unreachable!("folders are converted where files are mapped")
+}
+
+/// The file `bytes` as one of another architecture, with the same keys and tensors.
+fn renamed(bytes: &[u8], architecture: &str) -> Vec<u8> {
+    let gguf = Gguf::parse(bytes).unwrap();
+    let (mut w, mut data) = (GgufWriter::new(), Vec::new());
+    let old = gguf.metadata().str("general.architecture").unwrap().unwrap();
+    for (key, value) in gguf.metadata().iter() {
+        match key.strip_prefix(old) {
+            Some(end) => w.set(&[architecture, end].concat(), value).unwrap(),
+            None if key == "general.architecture" => w.set(key, architecture).unwrap(),
+            None => w.set(key, value).unwrap(),
+        };
+    }
+    for tensor in gguf.tensors() {
+        let matrix = gguf.matrix(tensor.name()).unwrap();
+        let mut row = vec![0.0; matrix.cols()];
+        let mut numbers = Vec::new();
+        for i in 0..matrix.rows() {
+            matrix.unpack_row(i, &mut row).unwrap();
+            numbers.extend(row.iter().flat_map(|x| x.to_le_bytes()));
+        }
+        w.tensor(tensor.name(), tensor.dims(), Format::F32).unwrap();
+        data.push(numbers);
+    }
+    w.to_vec(data).unwrap()
+}
+
 impl Model {
     fn load(case: &Case) -> Model {
-        let bytes = fs::read(&case.model).unwrap();
+        let is_folder = case.model.is_dir();
+        let mut bytes = if is_folder { converted(&case.model) } else { fs::read(&case.model).unwrap() };
+        if let Some(architecture) = &case.architecture {
+            bytes = renamed(&bytes, architecture);
+        }
         let config = case.config(&Gguf::parse(&bytes).unwrap());
         let mut model =
             BonsaiModel::load_parts(vec![bytes], &Default::default(), |_| config.clone()).unwrap();
@@ -263,6 +308,12 @@ fn run(
     (loss, case.tensors.iter().map(of).collect(), steps.memory().activations)
 }
 
+/// How far gradients may be from those in float64, relative to their norm. Gemma 3's depend on rounding more than others': norms
+/// after a block enlarge what is small. PyTorch's in float32 differ by 7e-5.
+fn tolerance(name: &str) -> f64 {
+    if name.starts_with("gemma3") { 1e-4 } else { 2e-5 }
+}
+
 fn check(name: &str) {
     let case = Case::read(name);
     let model = Model::load(&case);
@@ -275,7 +326,12 @@ fn check(name: &str) {
         for (t, found) in case.tensors.iter().zip(&gradients) {
             let distance = t.distance(found);
             worst = worst.max(distance);
-            assert!(distance < 2e-5, "{name} {}: {} differs by {distance:.2e}", isa.name(), t.name);
+            assert!(
+                distance < tolerance(name),
+                "{name} {}: {} differs by {distance:.2e}",
+                isa.name(),
+                t.name
+            );
         }
         println!("{name} {}: {worst:.2e}", isa.name());
     }
@@ -310,6 +366,22 @@ fn of_llama() {
     check("llama3");
 }
 
+/// All architectures that are there as folders.
+#[cfg(not(target_family = "wasm"))]
+const FOLDERS: [&str; 6] = ["qwen2", "smollm3", "granite", "gemma3", "bitnet-b158", "bitnet"];
+
+#[cfg(not(target_family = "wasm"))]
+#[test]
+fn of_other_architectures() {
+    for name in FOLDERS {
+        check(name);
+        check_tangents(name);
+        check_bits(name);
+        check_prefix(name);
+        check_parts(name);
+    }
+}
+
 #[test]
 fn of_mixtures_of_experts() {
     check("qwen3moe");
@@ -331,22 +403,37 @@ fn weights_of_experts_are_not_trained() {
 }
 
 /// Of the factors of an adapter; the model's own weights are frozen.
-#[test]
-fn of_adapters() {
-    let case = Case::read("qwen3-untied-lora");
+fn check_adapter(name: &str) {
+    let case = Case::read(name);
     let (rank, alpha, _) = case.lora.as_ref().unwrap();
     let factor = f64::from(*alpha) / *rank as f64;
     let model = Model::load(&case);
     for isa in Isa::available() {
         let (loss, gradients, _) = run(&case, &model, Checkpoints::None, isa, &Serial);
-        assert!((loss / case.loss - 1.0).abs() < 1e-6, "loss {loss}, not {}", case.loss);
+        assert!((loss / case.loss - 1.0).abs() < 1e-6, "{name}: loss {loss}, not {}", case.loss);
+        let mut worst = 0.0f64;
         for (t, found) in case.tensors.iter().zip(&gradients) {
             // The program has `B` times the factor.
             let factor = if t.name.ends_with(".lora_b") { factor } else { 1.0 };
             let found: Vec<f32> = found.iter().map(|x| (f64::from(*x) * factor) as f32).collect();
             let distance = t.distance(&found);
-            assert!(distance < 2e-5, "{} {}: {distance:.2e}", isa.name(), t.name);
+            worst = worst.max(distance);
+            assert!(distance < tolerance(name), "{name} {} {}: {distance:.2e}", isa.name(), t.name);
         }
+        println!("{name} {}: {worst:.2e}", isa.name());
+    }
+}
+
+#[test]
+fn of_adapters() {
+    check_adapter("qwen3-untied-lora");
+}
+
+#[cfg(not(target_family = "wasm"))]
+#[test]
+fn of_adapters_of_other_architectures() {
+    for name in ["qwen2-lora", "granite-lora", "gemma3-lora"] {
+        check_adapter(name);
     }
 }
 
@@ -382,7 +469,7 @@ fn check_tangents(name: &str) {
         farthest = farthest.max((found - want).abs() / norm);
     }
     println!("{name}: {worst:.2e} from the gradients, {farthest:.2e} from the fixture");
-    assert!(worst < 1e-5 && farthest < 2e-5, "{name}: {worst:.2e} {farthest:.2e}");
+    assert!(worst < 1e-5 && farthest < tolerance(name), "{name}: {worst:.2e} {farthest:.2e}");
 }
 
 #[test]
@@ -398,16 +485,30 @@ fn tangents_are_products_with_gradients() {
     }
 }
 
-/// What is not trained has no tangent.
-#[test]
-fn tangents_of_a_part() {
-    let case = Case::read("qwen3moe");
+/// A part of the tensors trained alone has the same gradients. What is not trained has no tangent.
+fn check_parts(name: &str) {
+    let case = Case::read(name);
     let model = Model::load(&case);
     let program = model.model.program();
-    let parts =
-        ["attn_k.weight", "attn_v.weight", "attn_q_norm.weight", "ffn_gate_inp.weight", "output_norm"];
-    for part in parts.into_iter().chain(["token_embd"]) {
+    let parts = [
+        "attn_k.weight",
+        "attn_v.weight",
+        "attn_k.bias",
+        "attn_q_norm.weight",
+        "post_ffw_norm",
+        "ffn_sub_norm",
+        "ffn_gate_inp.weight",
+        "ffn_gate.weight",
+        "0.ffn_gate.weight",
+        "0.ffn_up.weight",
+        "output_norm",
+        "token_embd",
+    ];
+    for part in parts {
         let trained = |id: TensorId| program.tensor(id).name.contains(part);
+        if !program.tensor_ids().any(trained) {
+            continue;
+        }
         let options = StepOptions {
             rows: case.tokens.len(),
             longest: case.lengths.iter().copied().max().unwrap(),
@@ -417,13 +518,27 @@ fn tangents_of_a_part() {
         let mut steps = Steps::new(program, trained, options, Isa::detect(), &Serial).unwrap();
         let (batch, mut gradients) = (case.batch(), vec![0.0; steps.num_trained()]);
         steps.run(&model.tensors(), &batch, &LOSS, batch.total(), &mut gradients).unwrap();
+        for t in case.tensors.iter().filter(|t| t.name.contains(part)) {
+            let id = program.tensor_ids().find(|id| program.tensor(*id).name == t.name).unwrap();
+            let distance = t.distance(&gradients[steps.range(id).unwrap()]);
+            assert!(distance < tolerance(name), "{name} {}: {distance:.2e}", t.name);
+        }
         // Its product with the gradients' own signs does not cancel.
         let direction: Vec<f32> = gradients.iter().map(|g| g.signum()).collect();
         let want: f64 = gradients.iter().map(|g| f64::from(g.abs())).sum();
         let (_, found) = steps.tangent(&model.tensors(), &direction, &batch, &LOSS, batch.total()).unwrap();
-        assert!((found / want - 1.0).abs() < 2e-5, "{part}: {found}, not {want}");
+        assert!((found / want - 1.0).abs() < 2e-5, "{name} {part}: {found}, not {want}");
         let (memory, tangents) = (steps.memory(), steps.tangent_memory());
-        assert!(tangents.total() > 0 && memory.experts > 0 && tangents.experts > memory.experts);
+        let has_experts = program.mixtures().next().is_some();
+        assert!(tangents.total() > 0 && (memory.experts > 0) == has_experts);
+        assert!(tangents.experts > memory.experts || !has_experts);
+    }
+}
+
+#[test]
+fn of_a_part() {
+    for name in ["qwen3moe", "qwen3-tied-yarn"] {
+        check_parts(name);
     }
 }
 
@@ -443,75 +558,82 @@ impl Pool for Three {
 #[test]
 fn bits_do_not_depend_on_what_is_kept_nor_on_workers() {
     for name in ["sprout", "qwen3-tied-yarn-window", "llama3", "qwen3moe", "qwen3moe-plain"] {
-        let case = Case::read(name);
-        let model = Model::load(&case);
-        let isa = Isa::detect();
-        let (loss, want, most) = run(&case, &model, Checkpoints::None, isa, &Serial);
-        let (_, _, least) = run(&case, &model, Checkpoints::Every, isa, &Serial);
-        // The others have two blocks.
-        assert!(least < most || name != "sprout", "{name}: {least} {most}");
-        let between = Checkpoints::Bytes(least.midpoint(most));
-        let all = [Checkpoints::Every, Checkpoints::EveryNth(2), Checkpoints::Sqrt, between];
-        for checkpoints in [Checkpoints::None].into_iter().chain(all) {
-            for pool in [&Serial as &dyn Pool, &Three] {
-                let (again, found, bytes) = run(&case, &model, checkpoints, isa, pool);
-                assert!(again == loss && found == want, "{name} {checkpoints}");
-                assert!(bytes <= most, "{name} {checkpoints}: {bytes} over {most}");
-            }
+        check_bits(name);
+    }
+}
+
+fn check_bits(name: &str) {
+    let case = Case::read(name);
+    let model = Model::load(&case);
+    let isa = Isa::detect();
+    let (loss, want, most) = run(&case, &model, Checkpoints::None, isa, &Serial);
+    let (_, _, least) = run(&case, &model, Checkpoints::Every, isa, &Serial);
+    // The others have two blocks.
+    assert!(least < most || name != "sprout", "{name}: {least} {most}");
+    let between = Checkpoints::Bytes(least.midpoint(most));
+    let all = [Checkpoints::Every, Checkpoints::EveryNth(2), Checkpoints::Sqrt, between];
+    for checkpoints in [Checkpoints::None].into_iter().chain(all) {
+        for pool in [&Serial as &dyn Pool, &Three] {
+            let (again, found, bytes) = run(&case, &model, checkpoints, isa, pool);
+            assert!(again == loss && found == want, "{name} {checkpoints}");
+            assert!(bytes <= most, "{name} {checkpoints}: {bytes} over {most}");
         }
-        let tangents = [&Serial as &dyn Pool, &Three].map(|pool| {
-            let mut steps = steps(&case, &model, Checkpoints::None, isa, pool);
-            let (batch, direction) = (case.batch(), vec![1.0; steps.num_trained()]);
-            steps.tangent(&model.tensors(), &direction, &batch, &LOSS, batch.total()).unwrap()
-        });
-        assert!(tangents[0] == tangents[1] && tangents[0].0 == loss, "{name}");
+    }
+    let tangents = [&Serial as &dyn Pool, &Three].map(|pool| {
+        let mut steps = steps(&case, &model, Checkpoints::None, isa, pool);
+        let (batch, direction) = (case.batch(), vec![1.0; steps.num_trained()]);
+        steps.tangent(&model.tensors(), &direction, &batch, &LOSS, batch.total()).unwrap()
+    });
+    assert!(tangents[0] == tangents[1] && tangents[0].0 == loss, "{name}");
+}
+
+#[test]
+fn bits_do_not_depend_on_who_computes_the_prefix() {
+    for name in ["sprout", "qwen3-tied-yarn-window", "llama3", "qwen3moe"] {
+        check_prefix(name);
     }
 }
 
 /// What is before all that is trained may be given instead of computed.
-#[test]
-fn bits_do_not_depend_on_who_computes_the_prefix() {
-    for name in ["sprout", "qwen3-tied-yarn-window", "llama3", "qwen3moe"] {
-        let case = Case::read(name);
-        let model = Model::load(&case);
-        let program = model.model.program();
-        for checkpoints in [Checkpoints::None, Checkpoints::Every, Checkpoints::EveryNth(2)] {
-            let options = StepOptions {
-                rows: case.tokens.len(),
-                longest: case.lengths.iter().copied().max().unwrap(),
-                checkpoints,
-                pattern: case.pattern,
-            };
-            for part in ["blk.1.attn_q.weight", "blk.1.attn_norm", "blk.0.attn_v.weight", "output_norm"] {
-                let trained = |id: TensorId| program.tensor(id).name.contains(part);
-                if !program.tensor_ids().any(trained) {
-                    continue;
-                }
-                let mut steps = Steps::new(program, trained, options, Isa::detect(), &Serial).unwrap();
-                let mut prefix = Vec::new();
-                assert!(steps.prefix(&model.tensors(), &case.batch(), &mut prefix).unwrap(), "{name} {part}");
-                let mut with = |prefix: Option<&[f32]>| {
-                    let batch = Batch { prefix, ..case.batch() };
-                    let mut gradients = vec![0.0; steps.num_trained()];
-                    let loss =
-                        steps.run(&model.tensors(), &batch, &LOSS, batch.total(), &mut gradients).unwrap();
-                    (loss, gradients, steps.largest())
-                };
-                let want = with(None);
-                assert!(with(Some(&prefix)) == want, "{name} {part} {checkpoints}");
-                // It is read.
-                let other: Vec<f32> = prefix.iter().map(|x| x * 1.5 + 0.25).collect();
-                assert!(with(Some(&other)).1 != want.1, "{name} {part} {checkpoints}");
-                let short = Batch { prefix: Some(&prefix[1..]), ..case.batch() };
-                let mut gradients = vec![0.0; steps.num_trained()];
-                assert!(steps.run(&model.tensors(), &short, &LOSS, 1.0, &mut gradients).is_err());
+fn check_prefix(name: &str) {
+    let case = Case::read(name);
+    let model = Model::load(&case);
+    let program = model.model.program();
+    for checkpoints in [Checkpoints::None, Checkpoints::Every, Checkpoints::EveryNth(2)] {
+        let options = StepOptions {
+            rows: case.tokens.len(),
+            longest: case.lengths.iter().copied().max().unwrap(),
+            checkpoints,
+            pattern: case.pattern,
+        };
+        for part in ["blk.1.attn_q.weight", "blk.1.attn_norm", "blk.0.attn_v.weight", "output_norm"] {
+            let trained = |id: TensorId| program.tensor(id).name.contains(part);
+            if !program.tensor_ids().any(trained) {
+                continue;
             }
+            let mut steps = Steps::new(program, trained, options, Isa::detect(), &Serial).unwrap();
+            let mut prefix = Vec::new();
+            assert!(steps.prefix(&model.tensors(), &case.batch(), &mut prefix).unwrap(), "{name} {part}");
+            let mut with = |prefix: Option<&[f32]>| {
+                let batch = Batch { prefix, ..case.batch() };
+                let mut gradients = vec![0.0; steps.num_trained()];
+                let loss = steps.run(&model.tensors(), &batch, &LOSS, batch.total(), &mut gradients).unwrap();
+                (loss, gradients, steps.largest())
+            };
+            let want = with(None);
+            assert!(with(Some(&prefix)) == want, "{name} {part} {checkpoints}");
+            // It is read.
+            let other: Vec<f32> = prefix.iter().map(|x| x * 1.5 + 0.25).collect();
+            assert!(with(Some(&other)).1 != want.1, "{name} {part} {checkpoints}");
+            let short = Batch { prefix: Some(&prefix[1..]), ..case.batch() };
+            let mut gradients = vec![0.0; steps.num_trained()];
+            assert!(steps.run(&model.tensors(), &short, &LOSS, 1.0, &mut gradients).is_err());
         }
-        let (rows, longest) = (case.tokens.len(), case.tokens.len());
-        let options = StepOptions { rows, longest, checkpoints: Checkpoints::None, pattern: case.pattern };
-        let embedding = |id: TensorId| program.embedding() == Some(id);
-        let mut steps = Steps::new(program, embedding, options, Isa::detect(), &Serial).unwrap();
-        let mut prefix = vec![1.0];
-        assert!(!steps.prefix(&model.tensors(), &case.batch(), &mut prefix).unwrap() && prefix.is_empty());
     }
+    let (rows, longest) = (case.tokens.len(), case.tokens.len());
+    let options = StepOptions { rows, longest, checkpoints: Checkpoints::None, pattern: case.pattern };
+    let embedding = |id: TensorId| program.embedding() == Some(id);
+    let mut steps = Steps::new(program, embedding, options, Isa::detect(), &Serial).unwrap();
+    let mut prefix = vec![1.0];
+    assert!(!steps.prefix(&model.tensors(), &case.batch(), &mut prefix).unwrap() && prefix.is_empty());
 }
