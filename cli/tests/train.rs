@@ -200,6 +200,89 @@ fn a_new_model_is_ternary_while_it_is_trained() {
     place.fails(&format!("{other} --steps 60 --out new.gguf --resume --force"), 1, "lr");
 }
 
+/// Folders are trained as they are, and packed files of them.
+#[test]
+fn other_architectures_are_trained() {
+    let place = Place::new();
+    let folders = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/fixtures/hf");
+    let train = "train --text story.txt --rows 2 --row-tokens 32 --lr 5e-3 --json";
+    for name in ["qwen2", "smollm3", "granite", "gemma3", "bitnet"] {
+        let folder = folders.join(name).display().to_string();
+        place.ok(&format!("convert {folder} --out {name}.gguf"));
+        let done = place.json(&format!("{train} -m {name}.gguf --steps 12 --out {name}-trained.gguf"));
+        let loss = |of: &str| done["loss"][of].as_f64().unwrap();
+        assert!(loss("last") < 0.9 * loss("first"), "{name}: {done}");
+        place.ok(&format!("run --raw -m {name}-trained.gguf -n 2 --temp 0 Mia"));
+    }
+    // Each has its tensors in the file that comes out; biases have moved.
+    let bias = |file: &str| {
+        let bytes = place.read(file);
+        let gguf = Gguf::parse(&bytes).unwrap();
+        gguf.data(gguf.tensor("blk.1.attn_k.bias").unwrap()).to_vec()
+    };
+    assert_ne!(bias("qwen2.gguf"), bias("qwen2-trained.gguf"));
+    place.ok(&format!("{train} -m gemma3.gguf --method lora --rank 2 --steps 3 --out lora.gguf"));
+    place.ok("run --raw -m gemma3.gguf --lora lora.gguf -n 2 --temp 0 Mia");
+}
+
+#[test]
+fn new_models_of_other_architectures_are_trained() {
+    let place = Place::new();
+    let sizes = json!({
+        "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 2048, "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+    });
+    let theta = |base: f64| json!({"rope_type": "default", "rope_theta": base});
+    let others = [
+        (
+            "Qwen2ForCausalLM",
+            json!({"model_type": "qwen2", "rope_parameters": theta(1e4), "hidden_act": "silu"}),
+        ),
+        ("SmolLM3ForCausalLM", json!({"model_type": "smollm3", "rope_parameters": theta(1e4)})),
+        (
+            "GraniteForCausalLM",
+            json!({
+                "model_type": "granite", "rope_parameters": theta(1e4), "attention_multiplier": 0.015625,
+                "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 2.0,
+            }),
+        ),
+        (
+            "Gemma3ForCausalLM",
+            json!({
+                "model_type": "gemma3_text", "query_pre_attn_scalar": 64, "sliding_window": 16,
+                "layer_types": ["sliding_attention", "sliding_attention"],
+                "rope_parameters": {"full_attention": theta(1e6), "sliding_attention": theta(1e4)},
+            }),
+        ),
+        (
+            "BitNetForCausalLM",
+            json!({"model_type": "bitnet", "rope_parameters": theta(1e4), "hidden_act": "relu2"}),
+        ),
+    ];
+    let train = format!(
+        "train --new config.json --tokenizer {}/sprout-nano.gguf --text story.txt --rows 2 --row-tokens 32 --lr 5e-3 --json",
+        models()
+    );
+    for (class, more) in others {
+        let mut config = sizes.clone();
+        config["architectures"] = json!([class]);
+        more.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+        place.write("config.json", &config.to_string());
+        for weights in ["ternary", "1bit"] {
+            let done = place.json(&format!("{train} --weights {weights} --steps 8 --out new.gguf --force"));
+            let loss = |of: &str| done["loss"][of].as_f64().unwrap();
+            assert!(loss("first") > 6.0 && loss("last") < loss("first") - 0.5, "{class} {weights}: {done}");
+        }
+        let bytes = place.read("new.gguf");
+        let gguf = Gguf::parse(&bytes).unwrap();
+        let packed = gguf.tensors().iter().filter(|tensor| tensor.format() == Some(Format::Q1_0)).count();
+        assert_eq!(packed, 15, "{class}");
+        assert_eq!(gguf.tensor("blk.1.attn_q.bias").is_some(), class == "Qwen2ForCausalLM");
+        place.ok("run --raw -m new.gguf -n 2 --temp 0 Mia");
+    }
+}
+
 /// A log without what differs from run to run.
 fn losses(place: &Place, name: &str) -> Vec<Value> {
     let log = String::from_utf8(place.read(name)).unwrap();

@@ -15,6 +15,9 @@ use std::path::Path;
 /// The longest `config.json`.
 const MAX_CONFIG: u64 = 1 << 20;
 
+/// The end of the names of biases.
+const BIAS: &str = ".bias";
+
 /// Standard deviation of embeddings.
 const EMBEDDING: f64 = 0.05;
 
@@ -23,7 +26,7 @@ const EMBEDDING: f64 = 0.05;
 /// `seed`.
 ///
 /// A matrix with `n` inputs is normal with the standard deviation `1 / sqrt(n)`, one whose product is added to the residual
-/// stream of `L` blocks `1 / sqrt(2 L n)`, embeddings 0.05 (GPT-2; Radford et al. 2019). Norms are 1.
+/// stream of `L` blocks `1 / sqrt(2 L n)`, embeddings 0.05 (GPT-2; Radford et al. 2019). Norms are 1, biases 0.
 ///
 /// # Errors
 /// If a file cannot be read, or is no configuration of an architecture that this library runs, or no tokenizer.
@@ -100,6 +103,14 @@ fn program(config: &Config, mut w: GgufWriter) -> Result<Program, ConvertError> 
     for (name, factors) in &config.rope_factors {
         w.tensor(name, &[factors.len() as u64], Format::F32)?;
     }
+    // Those of the first layer say that a model has biases.
+    for name in config.folder.tensors.iter().flat_map(|names| names.iter()) {
+        if name.gguf.ends_with(BIAS) {
+            let heads = if name.gguf.ends_with("attn_q.bias") { config.heads } else { config.kv_heads };
+            let len = u64::from(heads) * u64::from(config.head_dim);
+            w.tensor(&name.gguf.replace('*', "0"), &[len], Format::F32)?;
+        }
+    }
     let (header, body) = (w.header()?, w.body());
     let mut stream = GgufStream::new(header.len() as u64 + body.len(), ReadOptions::default());
     stream.push(&header, &mut |_| Ok(()))?;
@@ -112,7 +123,7 @@ fn program(config: &Config, mut w: GgufWriter) -> Result<Program, ConvertError> 
 /// Random weights of a tensor.
 fn weights(spec: &TensorSpec, program: &Program, random: &mut Pcg32) -> Vec<f32> {
     if spec.role == TensorRole::Vector {
-        return vec![1.0; spec.cols];
+        return vec![if spec.name.ends_with(BIAS) { 0.0 } else { 1.0 }; spec.cols];
     }
     let fan = 1.0 / (spec.cols as f64).sqrt();
     let adds = ["attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight"];

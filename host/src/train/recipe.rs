@@ -21,7 +21,7 @@ pub enum Method {
     /// All of them.
     #[default]
     Full,
-    /// Those of the norms.
+    /// Those of the norms, without biases.
     Norms,
     /// The factors of an adapter (LoRA) that the model was loaded with, see [`new_adapter`](super::new_adapter). The model's own
     /// weights stay packed.
@@ -156,7 +156,9 @@ impl TrainOptions {
             (_, Method::Lora) => [A, B].iter().any(|end| spec.name.ends_with(end)),
             (TensorRole::Matrix, method) => method == Method::Full,
             // Factors of the rotary frequencies are no weights.
-            (TensorRole::Vector, _) => spec.name.contains("norm"),
+            (TensorRole::Vector, method) => {
+                spec.name.contains("norm") || method == Method::Full && spec.name.ends_with(".bias")
+            }
         }
     }
 
