@@ -795,6 +795,9 @@ def check_logits():
         compare(hugging_face(folder, name), f"hf/{name}/logits.f32", ids)
         if name == "llama3":
             compare(file(name), f"hf/{name}/logits.f32", ids)
+    for name in ("qwen2", "smollm3", "granite", "gemma3", "bitnet"):
+        ids = json.loads((FIXTURES / "hf" / name / "texts.json").read_text())[0][1]
+        compare(FIXTURES / "hf" / name, f"hf/{name}/logits.f32", ids, tolerance=1e-4)
 
     def adapted(*pairs):
         def prepare(model):

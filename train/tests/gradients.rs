@@ -382,6 +382,29 @@ fn of_other_architectures() {
     }
 }
 
+/// A window of a layer and one that is asked for are both in force; blocks are not for such models.
+#[cfg(not(target_family = "wasm"))]
+#[test]
+fn windows_of_layers_and_patterns() {
+    let case = Case::read("gemma3");
+    let model = Model::load(&case);
+    let loss = |pattern: &str| {
+        let pattern: AttentionPattern = pattern.parse().unwrap();
+        let (rows, longest) = (case.tokens.len(), case.tokens.len());
+        let options = StepOptions { rows, longest, checkpoints: Checkpoints::None, pattern };
+        let mut steps = Steps::new(model.model.program(), |_| false, options, Isa::detect(), &Serial)?;
+        let batch = case.batch();
+        steps.loss(&model.tensors(), &batch, &LOSS, batch.total())
+    };
+    let full = loss("full").unwrap();
+    assert!((full / case.loss - 1.0).abs() < 1e-6);
+    assert_eq!(loss("window:17"), Ok(full));
+    assert_ne!(loss("window:7"), Ok(full));
+    assert_ne!(loss("window:7"), loss("window:4"));
+    let error = loss("dilated:2:2").unwrap_err().to_string();
+    assert!(error.contains("windows of its own"), "{error}");
+}
+
 #[test]
 fn of_mixtures_of_experts() {
     check("qwen3moe");
