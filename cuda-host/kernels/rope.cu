@@ -10,7 +10,7 @@ struct RopeArgs {
     const float *angles;          // (rows, dim): cosines, then sines
     u32 heads, kv_heads, dim;
     u32 layer;
-    u32 interleaved;
+    u32 halves; // rotated together: element i with i + halves if i is less, then 2 i with 2 i + 1
     float eps;
 };
 
@@ -28,7 +28,7 @@ struct Rotation {
 };
 
 __device__ __forceinline__ u32 element_of(const RopeArgs &a, u32 pair, u32 i) {
-    return a.interleaved ? 2 * pair + i : pair + i * (a.dim / 2);
+    return pair < a.halves ? pair + i * a.halves : 2 * pair + i;
 }
 
 __device__ __forceinline__ Rotation load_rotation(const RopeArgs &a, Kind kind, u32 row, u32 lane) {

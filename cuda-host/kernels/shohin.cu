@@ -13,3 +13,4 @@
 #include "argmax.cu"
 #include "gather.cu"
 #include "gate.cu"
+#include "change.cu"

@@ -22,6 +22,7 @@ static const Entry ENTRIES[] = {
     ENTRY(route_tiles, RouteArgs),
     ENTRY(experts_add, ExpertsAddArgs),
     ENTRY(gate, GateArgs),
+    ENTRY(change, ChangeArgs),
     ENTRY(argmax, ArgmaxArgs),
     ENTRY(gather, GatherArgs),
     PRODUCTS(product_int8_0), PRODUCTS(product_int8_1), PRODUCTS(product_int8_2),

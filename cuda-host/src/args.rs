@@ -67,7 +67,20 @@ pub(crate) struct GateArgs {
     pub(crate) words: u64,
     pub(crate) meta: u64,
     pub(crate) units: u32,
-    pub(crate) unused: u32,
+    pub(crate) activation: u32,
+}
+
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct ChangeArgs {
+    pub(crate) x: u64,
+    pub(crate) other: u64,
+    pub(crate) words: u64,
+    pub(crate) meta: u64,
+    pub(crate) units: u32,
+    pub(crate) cols: u32,
+    pub(crate) change: u32,
+    pub(crate) factor: f32,
 }
 
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -198,7 +211,7 @@ pub(crate) struct RopeArgs {
     pub(crate) kv_heads: u32,
     pub(crate) dim: u32,
     pub(crate) layer: u32,
-    pub(crate) interleaved: u32,
+    pub(crate) halves: u32,
     pub(crate) eps: f32,
 }
 

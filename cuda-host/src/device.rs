@@ -19,6 +19,7 @@ use crate::error::{CudaFailure, Result};
 use crate::model::CudaModel;
 use bytemuck::cast_slice;
 use core::iter::repeat_n;
+use core::num::NonZeroU32;
 use core::ops::Range;
 use shohin_accelerator::{Accelerator, Backend, Cache, KvShape, Outputs, new_id, run_rows};
 use shohin_core::cache::FlatKv;
@@ -51,9 +52,9 @@ impl<D: Driver> CudaCache<D> {
         self.memory.address() + (part * self.bytes) as u64
     }
 
-    fn args(&self, heads: Heads) -> CacheArgs {
+    fn args(&self, heads: Heads, window: Option<NonZeroU32>) -> Result<CacheArgs> {
         let FlatKv { bits, mantissa, .. } = FlatKv::of(self.options.kv);
-        CacheArgs {
+        Ok(CacheArgs {
             keys: self.memory.address(),
             values: self.memory.address() + self.bytes as u64,
             layer: 2 * self.bytes as u64,
@@ -62,9 +63,9 @@ impl<D: Driver> CudaCache<D> {
             dim: heads.dim as u32,
             bits: bits as u32,
             mantissa,
-            pattern: self.options.attention.words(),
+            pattern: self.options.attention.within(window)?.words(),
             unused: 0,
-        }
+        })
     }
 }
 
@@ -111,6 +112,7 @@ impl<D: Driver> CudaBackend<D> {
             _ => None,
         };
         if normalized.is_none() {
+            // A factor is one of the norm's weights.
             for op in &program.head {
                 self.rmsnorm(op, rows, self.step.read_out())?;
             }
@@ -153,8 +155,13 @@ impl<D: Driver> CudaBackend<D> {
             // If the write fails, nothing is known.
             self.cache_ids.clear();
             let heads = self.model.program().heads;
-            let rows = segments.iter().flat_map(|s| repeat_n(cache_of(s).args(heads), s.tokens.len()));
-            self.driver().write(self.cache_table.address(), cast_slice(&rows.collect::<Vec<_>>()))?;
+            for &window in &self.windows {
+                let mut rows = Vec::new();
+                for segment in segments {
+                    rows.extend(repeat_n(cache_of(segment).args(heads, window)?, segment.tokens.len()));
+                }
+                self.driver().write(self.caches(window), cast_slice(&rows))?;
+            }
             self.cache_ids.extend(ids);
         }
         let (mut words, angles) = tokens_and_angles(self.model.program(), segments);
@@ -215,6 +222,9 @@ impl<D: Driver> Backend for CudaBackend<D> {
     }
 
     async fn allocate(&mut self, shape: &KvShape) -> Result<CudaCache<D>> {
+        for window in &self.windows {
+            shape.options.attention.within(*window)?;
+        }
         let bytes = usize::try_from(shape.layer_bytes().next_multiple_of(256)).unwrap_or(usize::MAX);
         let memory = Memory::new(&self.model.driver, bytes.saturating_mul(2 * shape.layers))?;
         Ok(CudaCache { id: new_id(), options: shape.options, memory, bytes })

@@ -4,7 +4,7 @@ use crate::args::MatrixArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
 use crate::tiles::{self, TILE, Together};
-use shohin_accelerator::{KvShape, Supported, check, layouts, repack};
+use shohin_accelerator::{Head, KvShape, Supported, check, head, layouts, repack};
 use shohin_core::device::SessionOptions;
 use shohin_core::model::program::TensorId;
 use shohin_core::model::{ModelBytes, ModelConfig, Program};
@@ -113,8 +113,9 @@ impl<D: Driver> CudaModel<D> {
     /// If the model is not supported; [`Error::OutOfMemory`].
     pub fn from_model<B: ModelBytes>(driver: Arc<D>, model: &BonsaiModel<B>) -> Result<Arc<CudaModel<D>>> {
         let (program, weights) = (model.program(), model.weights());
-        check(program, Supported { experts: true, ranks: true, variants: false })?;
+        check(program, Supported { experts: true, ranks: true, variants: true })?;
         let layouts = layouts(program, |id| weights.format(id))?;
+        let of_head = head(program)?;
         let mut tensors: Vec<Option<Tensor<D>>> = program.tensors.iter().map(|_| None).collect();
         let mut bytes = 0;
         for Together { tensors: ids, alternate } in tiles::together(program, &layouts) {
@@ -145,6 +146,9 @@ impl<D: Driver> CudaModel<D> {
                 None => {
                     let mut weight = vec![0.0; spec.rows * spec.cols];
                     quant::unpack(matrix.format(), matrix.data(), &mut weight)?;
+                    if let Some(Head { factor, .. }) = of_head.filter(|head| head.weight == id) {
+                        weight.iter_mut().for_each(|weight| *weight *= factor);
+                    }
                     let memory = Memory::new(&driver, 4 * weight.len())?;
                     driver.write(memory.address(), bytemuck::cast_slice(&weight))?;
                     bytes += memory.bytes() as u64;

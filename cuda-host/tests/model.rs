@@ -9,7 +9,9 @@ use shohin_core::session::{Feed, run_batch};
 use shohin_core::{Activations, Format, Gguf, KvFormat, Session};
 use shohin_cuda::{CudaDevice, CudaModel, Driver, Error, LaunchSize};
 use shohin_tests::adapted::check_adapted;
-use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
+use shohin_tests::device::{
+    Golden, On, check_experts, check_unread_experts, check_variants, error, on_cpu, tokens,
+};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
 use std::sync::Arc;
@@ -52,6 +54,11 @@ fn adapted_models_agree() {
         let options = ScratchOptions { activations, ..ScratchOptions::default() };
         On::new(model.device(&options).unwrap(), &kv(KvFormat::F32))
     });
+}
+
+#[test]
+fn other_architectures_agree() {
+    check_variants(|file, activations| cuda(file, activations, &kv(KvFormat::F32)));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::driver::{Driver, HostMemory, LaunchSize, Memory};
 use crate::error::Result;
 use crate::model::CudaModel;
 use bytemuck::{Pod, bytes_of};
+use core::num::NonZeroU32;
 use shohin_accelerator::new_id;
 use shohin_core::device::{Readout, ScratchOptions};
 use shohin_core::model::Program;
@@ -33,7 +34,7 @@ pub(super) struct Buffer<D: Driver> {
     integers: Option<[Memory<D>; 2]>,
 }
 
-/// The words of a step: tokens, positions and rows to read out `(rows)` each, then angles `(rows, head_dim)`.
+/// The words of a step: tokens, positions and rows to read out `(rows)` each, then angles `(rotations, rows, head_dim)`.
 pub(super) struct Step<D: Driver> {
     /// For a batch.
     memory: Memory<D>,
@@ -57,8 +58,9 @@ impl<D: Driver> Step<D> {
         self.at(2)
     }
 
-    pub(super) fn angles(&self) -> u64 {
-        self.at(3)
+    /// Of one of the program's rotations.
+    pub(super) fn angles(&self, rotation: usize, dim: usize) -> u64 {
+        self.at(3 + rotation * dim)
     }
 }
 
@@ -122,6 +124,19 @@ fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
     found
 }
 
+/// The windows of layers, each once, no window first.
+fn windows(program: &Program) -> Vec<Option<NonZeroU32>> {
+    let mut found = vec![None];
+    for op in &program.body {
+        if let Op::Attention { window, .. } = op
+            && !found.contains(window)
+        {
+            found.push(*window);
+        }
+    }
+    found
+}
+
 /// What the launches for a token of each of some sequences depend on, and what is read out of how many.
 pub(super) type GraphKey = (Shape, Option<(Readout, usize)>);
 
@@ -137,7 +152,9 @@ pub struct CudaBackend<D: Driver> {
     pub(super) kernels: Kernels<D::Kernel>,
     pub(super) buffers: Vec<Buffer<D>>,
     pub(super) step: Step<D>,
-    /// The cache of each row, `(batch)`, and their ids.
+    /// The windows of layers, no window first.
+    pub(super) windows: Vec<Option<NonZeroU32>>,
+    /// The cache of each row, `(windows, batch)`, and their ids.
     pub(super) cache_table: Memory<D>,
     pub(super) cache_ids: Vec<u64>,
     /// Of attention, of a few rows: `(rows, heads, parts, head_dim + 2)`.
@@ -180,7 +197,7 @@ impl<D: Driver> CudaBackend<D> {
             };
             buffers.push(Buffer { floats: Memory::new(driver, 4 * count)?, integers });
         }
-        let heads = program.heads;
+        let (heads, windows) = (program.heads, windows(program));
         // Stages of a pipeline after the first read out nothing.
         let logit_rows = if program.head.is_empty() { 0 } else { options.logit_rows };
         Ok(CudaBackend {
@@ -190,8 +207,12 @@ impl<D: Driver> CudaBackend<D> {
             options,
             kernels: Kernels::new(&**driver)?,
             buffers,
-            step: Step { memory: Memory::new(driver, 4 * batch * (3 + heads.dim))?, rows: 0 },
-            cache_table: Memory::new(driver, size_of::<CacheArgs>() * batch)?,
+            step: Step {
+                memory: Memory::new(driver, 4 * batch * (3 + program.rotations.len() * heads.dim))?,
+                rows: 0,
+            },
+            cache_table: Memory::new(driver, size_of::<CacheArgs>() * batch * windows.len())?,
+            windows,
             cache_ids: Vec::new(),
             parts: Memory::new(driver, 4 * heads.query * PARTS * (heads.dim + 2))?,
             ended: Memory::new(driver, 4 * heads.query * batch)?,
@@ -224,6 +245,12 @@ impl<D: Driver> CudaBackend<D> {
 
     pub(super) fn floats(&self, id: BufferId) -> u64 {
         self.buffers[id.index()].floats.address()
+    }
+
+    /// The caches of rows, with the pattern of layers with this window.
+    pub(super) fn caches(&self, window: Option<NonZeroU32>) -> u64 {
+        let index = self.windows.iter().position(|found| *found == window).unwrap_or(0);
+        self.cache_table.address() + (index * size_of::<CacheArgs>() * self.options.batch) as u64
     }
 
     /// Integers and scales of a buffer; 0 without.

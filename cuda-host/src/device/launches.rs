@@ -8,14 +8,17 @@ use super::backend::CudaBackend;
 use super::kernels::{FEW_TOKENS, FLOAT_TOKENS, INTEGER_TOKENS, MMA_OUTPUTS, MMA_TOKENS, THREADS};
 use super::shape::{Shape, attention_blocks};
 use crate::args::{
-    AttentionArgs, EmbedArgs, ExpertsAddArgs, GateArgs, NormArgs, ProductArgs, RopeArgs, RouteArgs, TilesArgs,
+    AttentionArgs, ChangeArgs, EmbedArgs, ExpertsAddArgs, GateArgs, NormArgs, ProductArgs, RopeArgs,
+    RouteArgs, TilesArgs,
 };
 use crate::driver::{Driver, LaunchSize};
 use crate::error::Result;
 use crate::tiles::{self, MOST, Share, TILE};
 use bytemuck::bytes_of;
+use core::num::NonZeroU32;
+use shohin_accelerator::{Head, head};
 use shohin_core::model::Program;
-use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
+use shohin_core::model::program::{Activation, BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
 use shohin_core::{Activations, Error as CoreError};
 
 /// The most columns of a row that products of matrices in tiles normalize: a block has memory for those of any matrix.
@@ -34,6 +37,16 @@ pub(super) enum Epilogue {
     Add = 1,
     Swiglu = 2,
     Experts = 3,
+}
+
+/// What happens to each element of a buffer, see `change.cu`.
+#[derive(Clone, Copy)]
+enum Change {
+    /// `(cols)` are added to each row.
+    Bias(TensorId),
+    /// `(rows, cols)` are added.
+    Sum(BufferId),
+    Factor(f32),
 }
 
 /// The norm of a single row, which each block of a product computes.
@@ -132,7 +145,7 @@ impl<D: Driver> CudaBackend<D> {
         row: usize,
     ) -> Result<Option<Products<'p>>> {
         let program = self.model.program();
-        let [Op::RmsNorm { x, weight, eps, .. }] = program.head[..] else { return Ok(None) };
+        let Some(Head { x, weight, eps, .. }) = head(program)? else { return Ok(None) };
         // The blocks of others are too many.
         let tiled = self.model.matrix(program.output)?.0.is_tiled();
         if !tiled || self.input(program.output)? != Activations::Int8 || !self.normalizes([program.output])? {
@@ -330,17 +343,40 @@ impl<D: Driver> CudaBackend<D> {
     }
 
     /// A gated product whose halves were computed apart.
-    fn gate(&self, gate: BufferId, up: BufferId, rows: usize) -> Result<()> {
+    fn gate(&self, f: Activation, gate: BufferId, up: BufferId, rows: usize) -> Result<()> {
         let units = rows * self.model.program().cols(up) / 32;
         let [words, meta] = self.integers(gate);
         let (gate, up) = (self.floats(gate), self.floats(up));
-        let args = GateArgs { gate, up, words, meta, units: units as u32, unused: 0 };
+        let activation = match f {
+            Activation::Silu => 0,
+            Activation::GeluTanh => 1,
+            Activation::Relu2 => 2,
+            Activation::Sigmoid => {
+                return Err(CoreError::Device { problem: "CUDA does not compute layers with a state" }.into());
+            }
+        };
+        let args = GateArgs { gate, up, words, meta, units: units as u32, activation };
         self.launch(self.kernels.gate, [units.div_ceil(4), 1, 1], THREADS, args)
+    }
+
+    /// `x (rows, cols)`, changed element by element.
+    fn change(&self, x: BufferId, change: Change, rows: usize, cols: usize) -> Result<()> {
+        let units = rows * cols / 32;
+        let [words, meta] = self.integers(x);
+        let (change, other, factor) = match change {
+            Change::Bias(bias) => (0, self.model.vector(bias)?, 1.0),
+            Change::Sum(other) => (1, self.floats(other), 1.0),
+            Change::Factor(factor) => (2, 0, factor),
+        };
+        let (x, cols) = (self.floats(x), cols as u32);
+        let args = ChangeArgs { x, other, words, meta, units: units as u32, cols, change, factor };
+        self.launch(self.kernels.change, [units.div_ceil(4), 1, 1], THREADS, args)
     }
 
     fn rope_args(
         &self,
         layer: usize,
+        (rotation, window): (usize, Option<NonZeroU32>),
         heads: [Option<BufferId>; 3],
         norm: Option<QkNorm>,
         eps: f32,
@@ -353,19 +389,22 @@ impl<D: Driver> CudaBackend<D> {
         let [q, k, v] = heads.map(|id| id.map_or(0, |id| self.floats(id)));
         let heads = program.heads;
         Ok(RopeArgs {
-            caches: self.cache_table.address(),
+            caches: self.caches(window),
             q,
             k,
             v,
             q_norm,
             k_norm,
             positions: self.step.positions(),
-            angles: self.step.angles(),
+            angles: self.step.angles(rotation, heads.dim),
             heads: heads.query as u32,
             kv_heads: heads.kv as u32,
             dim: heads.dim as u32,
             layer: layer as u32,
-            interleaved: u32::from(program.pairing == RopePairing::Interleaved),
+            halves: match (program.pairing, program.rotations.get(rotation)) {
+                (RopePairing::Neox, Some(rope)) => rope.speeds().len() as u32,
+                (RopePairing::Interleaved, _) | (_, None) => 0,
+            },
             eps,
         })
     }
@@ -377,8 +416,8 @@ impl<D: Driver> CudaBackend<D> {
         out: BufferId,
         Shape { rows, parts, cluster_most }: Shape,
     ) -> Result<()> {
-        let heads = self.model.program().heads;
-        let [words, meta] = self.integers(out);
+        let program = self.model.program();
+        let (heads, [words, meta]) = (program.heads, self.integers(out));
         let args = AttentionArgs {
             rope,
             parts: self.parts.address(),
@@ -389,7 +428,7 @@ impl<D: Driver> CudaBackend<D> {
             parts_count: parts as u32,
             clustered: u32::from(parts > 1 && parts <= cluster_most),
             cluster_most: cluster_most as u32,
-            scale: core::f32::consts::LOG2_E / (heads.dim as f32).sqrt(),
+            scale: program.query_scale * core::f32::consts::LOG2_E / (heads.dim as f32).sqrt(),
         };
         let blocks = attention_blocks(self.model.program());
         let grid = [blocks, rows, parts].map(|n| n as u32);
@@ -431,26 +470,24 @@ impl<D: Driver> CudaBackend<D> {
                 self.quantize(*out, rows, program.tensor(*gate).rows)
             }
             Op::Experts(experts) => self.experts(experts, rows),
-            Op::Gated { gate, up, .. } => self.gate(*gate, *up, rows),
-            Op::Bias { .. }
-            | Op::Add { .. }
-            | Op::Scale { .. }
-            | Op::Conv(_)
-            | Op::DeltaNet(_)
-            | Op::GatedNorm(_)
-            | Op::SplitHeads { .. } => {
-                Err(CoreError::Device { problem: "CUDA does not compute biases and factors" }.into())
+            Op::Gated { activation, gate, up, .. } => self.gate(*activation, *gate, *up, rows),
+            Op::Bias { x, bias } => self.change(*x, Change::Bias(*bias), rows, program.tensor(*bias).cols),
+            Op::Add { x, to, cols } => self.change(*to, Change::Sum(*x), rows, *cols),
+            Op::Scale { x, cols, factor } => self.change(*x, Change::Factor(*factor), rows, *cols),
+            Op::Conv(_) | Op::DeltaNet(_) | Op::GatedNorm(_) | Op::SplitHeads { .. } => {
+                Err(CoreError::Device { problem: "CUDA does not compute layers with a state" }.into())
             }
             Op::Select { .. } | Op::Merge { .. } => {
                 Err(CoreError::Device { problem: "CUDA does not compute mixtures of depths" }.into())
             }
             Op::Exchange(exchange) => self.exchange(*exchange, rows),
-            Op::RopeStore { layer, q, k, v, norm, eps, .. } => {
-                let args = self.rope_args(*layer, [Some(*q), Some(*k), Some(*v)], *norm, *eps)?;
+            Op::RopeStore { layer, rotation, q, k, v, norm, eps } => {
+                let args =
+                    self.rope_args(*layer, (*rotation, None), [Some(*q), Some(*k), Some(*v)], *norm, *eps)?;
                 self.launch(self.kernels.rope_store, [heads.query + 2 * heads.kv, rows, 1], 32, args)
             }
-            Op::Attention { layer, q, out, .. } => {
-                let rope = self.rope_args(*layer, [Some(*q), None, None], None, 0.0)?;
+            Op::Attention { layer, window, q, out } => {
+                let rope = self.rope_args(*layer, (0, *window), [Some(*q), None, None], None, 0.0)?;
                 self.attention(rope, *out, shape)
             }
         }
@@ -572,11 +609,17 @@ impl<D: Driver> CudaBackend<D> {
                 Ok(2)
             }
             [
-                Op::RopeStore { layer, q, k, v, norm, eps, .. },
-                Op::Attention { layer: of, q: read, out, .. },
+                Op::RopeStore { layer, rotation, q, k, v, norm, eps },
+                Op::Attention { layer: of, window, q: read, out },
                 ..,
             ] if layer == of && q == read => {
-                let rope = self.rope_args(*layer, [Some(*q), Some(*k), Some(*v)], *norm, *eps)?;
+                let rope = self.rope_args(
+                    *layer,
+                    (*rotation, *window),
+                    [Some(*q), Some(*k), Some(*v)],
+                    *norm,
+                    *eps,
+                )?;
                 self.attention(rope, *out, shape)?;
                 Ok(2)
             }
