@@ -1,7 +1,7 @@
 //! Programs that the kernels of GPUs cannot compute.
 
 use crate::error::{Error, Result};
-use shohin_core::model::program::{Activation, BufferId, Experts, Op, TensorId, TensorRole};
+use shohin_core::model::program::{BufferId, Experts, Op, TensorId, TensorRole};
 use shohin_core::model::{Program, alibi, depths};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Name};
@@ -13,8 +13,6 @@ pub struct Supported {
     pub experts: bool,
     /// Programs that are split among ranks.
     pub ranks: bool,
-    /// Biases, sums and factors of streams, all activations, and layers that differ in rotation or window.
-    pub variants: bool,
 }
 
 /// Refuses programs that the kernels cannot compute.
@@ -32,21 +30,6 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
     if !program.alibi_slopes.is_empty() {
         return unsupported(alibi::REFUSED, program.alibi_slopes.len(), on_cpu);
     }
-    if supported.variants {
-        // All of what follows.
-    } else if program.rotations.len() > 1 || program.rotations.iter().any(|rope| 2 * rope.speeds().len() != d)
-    {
-        return Err(Error::Operation {
-            found: "layers or parts of heads that are not rotated, or rotated by other angles",
-            expected: "the same rotation of whole heads in every layer; the CPU computes others",
-        });
-    }
-    if !supported.variants && program.query_scale != 1.0 {
-        return Err(Error::Operation {
-            found: "scores with a scale of their own",
-            expected: "1 / sqrt(head_dim); the CPU computes others",
-        });
-    }
     if !program.routed_layers.is_empty() {
         return unsupported(depths::REFUSED, program.routed_layers.len(), on_cpu);
     }
@@ -58,28 +41,8 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             Op::Experts(_) if !supported.experts => {
                 ("a mixture of experts", "one feed-forward block for all tokens; the CPU computes both")
             }
-            Op::Bias { .. }
-            | Op::Add { .. }
-            | Op::Scale { .. }
-            | Op::Gated { .. }
-            | Op::Attention { window: Some(_), .. }
-                if supported.variants =>
-            {
-                continue;
-            }
-            Op::Bias { .. } => ("a bias", "products without; the CPU computes both"),
-            Op::Add { .. } => {
-                ("a norm after a product", "products that are added as they are; the CPU computes both")
-            }
             Op::Conv(_) | Op::DeltaNet(_) | Op::GatedNorm(_) | Op::SplitHeads { .. } => {
                 ("layers with a recurrent state", "attention in every layer; the CPU computes both")
-            }
-            Op::Scale { .. } => ("a factor of a stream", "none; the CPU computes both"),
-            Op::Gated {
-                activation: Activation::GeluTanh | Activation::Relu2 | Activation::Sigmoid, ..
-            } => ("an activation other than SiLU", "SiLU; the CPU computes all"),
-            Op::Attention { window: Some(_), .. } => {
-                ("layers with a window", "layers that see all positions; the CPU computes both")
             }
             Op::RmsNorm { weight, .. } if !program.tensor(*weight).cols.is_multiple_of(32) => {
                 let cols = program.tensor(*weight).cols;
@@ -92,18 +55,18 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             | Op::Linear { .. }
             | Op::LinearAdd { .. }
             | Op::LinearSwiglu { .. }
-            | Op::Gated { activation: Activation::Silu, .. }
+            | Op::Gated { .. }
+            | Op::Bias { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
             | Op::RopeStore { .. }
-            | Op::Attention { window: None, .. }
+            | Op::Attention { .. }
             | Op::Select { .. }
             | Op::Merge { .. } => continue,
         };
         return Err(Error::Operation { found, expected });
     }
     match head(program)? {
-        Some(Head { factor, .. }) if factor != 1.0 && !supported.variants => {
-            Err(Error::Operation { found: "a factor of a stream", expected: "none; the CPU computes both" })
-        }
         // A stage of a pipeline after the first.
         None if !supported.ranks || program.ranks == 1 => {
             Err(Error::Operation { found: "no operation after the last block", expected: "an RMSNorm" })

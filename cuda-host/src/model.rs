@@ -113,7 +113,7 @@ impl<D: Driver> CudaModel<D> {
     /// If the model is not supported; [`Error::OutOfMemory`].
     pub fn from_model<B: ModelBytes>(driver: Arc<D>, model: &BonsaiModel<B>) -> Result<Arc<CudaModel<D>>> {
         let (program, weights) = (model.program(), model.weights());
-        check(program, Supported { experts: true, ranks: true, variants: true })?;
+        check(program, Supported { experts: true, ranks: true })?;
         let layouts = layouts(program, |id| weights.format(id))?;
         let of_head = head(program)?;
         let mut tensors: Vec<Option<Tensor<D>>> = program.tensors.iter().map(|_| None).collect();

@@ -317,7 +317,7 @@ impl UploadPlan {
         stored: &[Stored],
         bound: Vec<usize>,
     ) -> Result<UploadPlan> {
-        check(&program, Supported { experts: false, ranks: false, variants: true })?;
+        check(&program, Supported { experts: false, ranks: false })?;
         let mut vectors = Vec::new();
         let mut places: Vec<Option<Place>> = Vec::new();
         for spec in &program.tensors {

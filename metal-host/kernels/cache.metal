@@ -8,7 +8,8 @@ struct Heads {
     uint dim;
     float eps;
     uint normed;
-    uint interleaved;
+    // Rotated together: element i with i + halves if i is less, then 2 i with 2 i + 1.
+    uint halves;
     float score_scale;
     // 0: full, 1: window, 2: dilated, 3: strided, 4: BigBird; and its numbers.
     uint pattern;

@@ -262,17 +262,56 @@ LINEAR(f16, Floats, Float16, Plain)
 LINEAR(bf16, Floats, BFloat16, Plain)
 LINEAR(f32, Floats, Float32, Plain)
 
+enum Activation { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_RELU2 = 2 };
+
 struct Gate {
     Batch batch;
     uint cols;
+    uint activation;
 };
 
-// gate (rows, cols) = silu(gate) * up: of halves that were computed apart. Each thread has one.
+static inline float gated_by(uint activation, float x, float up) {
+    if (activation == ACTIVATION_SILU) {
+        return gated(x, up);
+    }
+    if (activation == ACTIVATION_RELU2) {
+        float positive = x < 0.0f ? 0.0f : x;
+        return positive * positive * up;
+    }
+    // x / 2 (1 + tanh(u)) = x / (1 + exp(-2 u)), with 2 sqrt(2 / pi).
+    float u = 1.5957692f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + exp(min(-u, 80.0f))) * up;
+}
+
+// gate (rows, cols) = f(gate) * up: of halves that were computed apart. Each thread has one.
 kernel void gate(device float* gates [[buffer(0)]], device const float* ups [[buffer(1)]],
                  constant Gate& p [[buffer(2)]], THREAD) {
     uint col = (group.x * LINEAR_SIMDS + simd_index) * 32 + lane;
     if (col < p.cols) {
         uint at = group.y * p.cols + col;
-        gates[at] = gated(gates[at], ups[at]);
+        gates[at] = gated_by(p.activation, gates[at], ups[at]);
+    }
+}
+
+enum ChangeKind { CHANGE_BIAS = 0, CHANGE_SUM = 1, CHANGE_FACTOR = 2 };
+
+struct Change {
+    Batch batch;
+    uint cols;
+    uint kind;
+    float factor;
+};
+
+// x (rows, cols) += other, a bias (cols) or a sum (rows, cols), or x *= factor. Each thread has one.
+kernel void change(device float* x [[buffer(0)]], device const float* other [[buffer(1)]],
+                   constant Change& p [[buffer(2)]], THREAD) {
+    uint col = (group.x * LINEAR_SIMDS + simd_index) * 32 + lane;
+    if (col < p.cols) {
+        uint at = group.y * p.cols + col;
+        if (p.kind == CHANGE_FACTOR) {
+            x[at] = x[at] * p.factor;
+        } else {
+            x[at] = x[at] + other[p.kind == CHANGE_BIAS ? col : at];
+        }
     }
 }

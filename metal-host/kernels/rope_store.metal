@@ -37,8 +37,8 @@ static inline void rope_head(device uint* keys, device uint* values, device floa
     threadgroup_barrier(mem_flags::mem_threadgroup);
     device const float* angle = angles + row * h.dim;
     for (uint i = lane; i < h.dim / 2; i += 32) {
-        uint first = h.interleaved == 1 ? 2 * i : i;
-        uint second = h.interleaved == 1 ? 2 * i + 1 : i + h.dim / 2;
+        uint first = i < h.halves ? i : 2 * i;
+        uint second = i < h.halves ? i + h.halves : 2 * i + 1;
         float a = head[first];
         float b = head[second];
         float c = angle[i];

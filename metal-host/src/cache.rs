@@ -42,8 +42,8 @@ impl<D: Driver> MetalCache<D> {
         for op in ops {
             made.push(match op {
                 CacheOp::RopeStore(op) => kernels.rope_store(heads, op, options.kv, &layers[op.layer])?,
-                CacheOp::Attention { layer, q, out, parts, .. } => {
-                    let kind = (options.kv, options.attention);
+                CacheOp::Attention { layer, window, query_scale, q, out, parts, .. } => {
+                    let kind = (options.kv, options.attention.within(*window)?, *query_scale);
                     kernels.attention(heads, kind, &layers[*layer], [q, out, parts])?
                 }
             });

@@ -100,7 +100,9 @@ impl<D: Driver> MetalBackend<D> {
     fn write_inputs(&self, segments: &[Segment<'_>]) -> Result<()> {
         let (tokens, angles) = tokens_and_angles(self.model.program(), segments);
         self.write(&self.scratch.tokens, &tokens)?;
-        self.write(&self.scratch.angles, &angles)
+        let each = angles.len() / self.scratch.angles.len().max(1);
+        let mut of_rotations = self.scratch.angles.iter().zip(angles.chunks(each.max(1)));
+        of_rotations.try_for_each(|(buffer, angles)| self.write(buffer, angles))
     }
 
     /// The dispatches of the program's body over `segments`.

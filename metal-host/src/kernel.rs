@@ -4,7 +4,7 @@
 use crate::driver::{Dispatch, Driver};
 use crate::error::Result;
 use crate::weights::Matrix;
-use shohin_core::model::program::{Heads, RopePairing};
+use shohin_core::model::program::{Activation, Heads};
 use shohin_core::quant::packed::{BLOCK, Codes, PackedFormat, Scales};
 use shohin_core::{Activations, AttentionPattern, KvFormat};
 use std::collections::BTreeMap;
@@ -206,6 +206,7 @@ pub fn kernel_names() -> Vec<String> {
         "route_tiles",
         "experts_add",
         "gate",
+        "change",
     ]
     .map(String::from)
     .to_vec();
@@ -297,6 +298,15 @@ pub(crate) struct Choices<B> {
 pub(crate) enum Output {
     Store = 0,
     Add = 1,
+}
+
+/// What happens to each element of a buffer.
+pub(crate) enum Change<'b, B> {
+    /// `(cols)` are added to each row.
+    Bias(&'b B),
+    /// `(rows, cols)` are added.
+    Sum(&'b B),
+    Factor(f32),
 }
 
 /// The input of a product: floats, or words and scales of integers.
@@ -402,10 +412,44 @@ impl<D: Driver> Kernels<'_, D> {
         self.make(&name, &buffers, words, product_grid(gate, tile, pairs), LINEAR_SIMDS, 0)
     }
 
-    /// `gate (rows, cols) = silu(gate) * up`
-    pub(crate) fn gate(&mut self, cols: usize, gate: &D::Buffer, up: &D::Buffer) -> Result<Kernel<D>> {
+    /// `gate (rows, cols) = f(gate) * up`
+    pub(crate) fn gate(
+        &mut self,
+        f: Activation,
+        cols: usize,
+        gate: &D::Buffer,
+        up: &D::Buffer,
+    ) -> Result<Kernel<D>> {
+        let activation = match f {
+            Activation::Silu => 0,
+            Activation::GeluTanh => 1,
+            Activation::Relu2 => 2,
+            Activation::Sigmoid => {
+                return Err(Error::Operation {
+                    found: "layers with a recurrent state",
+                    expected: "attention in every layer; the CPU computes both",
+                });
+            }
+        };
         let grid = Grid::PerTile(cols.div_ceil(LINEAR_SIMDS * 32), 1);
-        self.make("gate", &[gate, up], vec![cols as u32], grid, LINEAR_SIMDS, 0)
+        self.make("gate", &[gate, up], vec![cols as u32, activation], grid, LINEAR_SIMDS, 0)
+    }
+
+    /// `x (rows, cols)`, changed element by element.
+    pub(crate) fn change(
+        &mut self,
+        cols: usize,
+        x: &D::Buffer,
+        change: &Change<'_, D::Buffer>,
+    ) -> Result<Kernel<D>> {
+        let (kind, other, factor) = match *change {
+            Change::Bias(bias) => (0, bias, 1.0),
+            Change::Sum(other) => (1, other, 1.0),
+            Change::Factor(factor) => (2, x, factor),
+        };
+        let grid = Grid::PerTile(cols.div_ceil(LINEAR_SIMDS * 32), 1);
+        let words = vec![cols as u32, kind, factor.to_bits()];
+        self.make("change", &[x, other], words, grid, LINEAR_SIMDS, 0)
     }
 
     /// The choice of each row's experts from `logits (rows, experts)`, and its pairs as tiles if there are several rows.
@@ -442,26 +486,26 @@ impl<D: Driver> Kernels<'_, D> {
         kv: KvFormat,
         [keys, values]: &[D::Buffer; 2],
     ) -> Result<Kernel<D>> {
-        let RopeStore { q, k, v, norm, angles, eps, pairing, .. } = op;
+        let RopeStore { q, k, v, norm, angles, eps, halves, .. } = op;
         let [q_norm, k_norm] = norm.as_ref().map_or([angles, angles], |[q, k]| [q, k]);
-        let words = heads_words(heads, *eps, norm.is_some(), *pairing, AttentionPattern::Full);
+        let words = heads_words(heads, [*eps, 1.0], norm.is_some(), *halves, AttentionPattern::Full);
         let buffers = [keys, values, q, k, v, q_norm, k_norm, angles];
         let grid = Grid::PerTile(heads.query + 2 * heads.kv, 1);
         self.make(&format!("rope_store_{}", kv.name()), &buffers, words, grid, 1, 4 * heads.dim)
     }
 
-    /// Attention of `q (rows, query heads, dim)` to `out`, or to `parts (query heads, MAX_PARTS, dim + 2)`.
+    /// Attention of `q (rows, query heads, dim)`, times a factor, to `out`, or to `parts (query heads, MAX_PARTS, dim + 2)`.
     pub(crate) fn attention(
         &mut self,
         heads: &Heads,
-        (kv, pattern): (KvFormat, AttentionPattern),
+        (kv, pattern, query_scale): (KvFormat, AttentionPattern, f32),
         [keys, values]: &[D::Buffer; 2],
         [q, out, parts]: [&D::Buffer; 3],
     ) -> Result<Kernel<D>> {
         let share = heads.query / heads.kv;
         let simds = share.min(ATTENTION_SIMDS);
         let grid = Grid::PerPart(heads.kv * share.div_ceil(ATTENTION_SIMDS));
-        let words = heads_words(heads, 0.0, false, RopePairing::Neox, pattern);
+        let words = heads_words(heads, [0.0, query_scale], false, 0, pattern);
         let shared = 4 * simds * (heads.dim + 32);
         self.make(
             &format!("attention_{}", kv.name()),
@@ -480,7 +524,7 @@ impl<D: Driver> Kernels<'_, D> {
         parts: &D::Buffer,
         out: &D::Buffer,
     ) -> Result<Kernel<D>> {
-        let words = heads_words(heads, 0.0, false, RopePairing::Neox, AttentionPattern::Full);
+        let words = heads_words(heads, [0.0, 1.0], false, 0, AttentionPattern::Full);
         self.make("attention_combine", &[parts, out], words, Grid::Fixed(heads.query), 1, 0)
     }
 
@@ -512,18 +556,14 @@ fn product_grid<B>(matrix: &Matrix<B>, tile: usize, pairs: Option<Pairs<'_, B>>)
 /// `Heads` of the kernels, without the batch.
 fn heads_words(
     heads: &Heads,
-    eps: f32,
+    [eps, query_scale]: [f32; 2],
     normed: bool,
-    pairing: RopePairing,
+    halves: usize,
     pattern: AttentionPattern,
 ) -> Vec<u32> {
-    let interleaved = match pairing {
-        RopePairing::Neox => 0,
-        RopePairing::Interleaved => 1,
-    };
     let [query, kv, dim] = [heads.query, heads.kv, heads.dim].map(|n| n as u32);
-    let scale = 1.0 / (heads.dim as f32).sqrt();
-    let words = [query, kv, dim, eps.to_bits(), u32::from(normed), interleaved, scale.to_bits()];
+    let scale = query_scale / (heads.dim as f32).sqrt();
+    let words = [query, kv, dim, eps.to_bits(), u32::from(normed), halves as u32, scale.to_bits()];
     [&words[..], &pattern.words()].concat()
 }
 
@@ -538,7 +578,8 @@ pub(crate) struct RopeStore<B> {
     /// `(rows of the batch, head_dim)`: cosines, then sines.
     pub(crate) angles: B,
     pub(crate) eps: f32,
-    pub(crate) pairing: RopePairing,
+    /// Element `i` is rotated with `i + halves` if `i` is less, elements after these in pairs.
+    pub(crate) halves: usize,
 }
 
 #[cfg(test)]

@@ -3,18 +3,22 @@
 
 use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::kernel::{Choices, Kernel, Kernels, MAX_PARTS, Output, Pairs, Pipelines, RopeStore, TILE_ROWS};
+use crate::kernel::{
+    Change, Choices, Kernel, Kernels, MAX_PARTS, Output, Pairs, Pipelines, RopeStore, TILE_ROWS,
+};
 use crate::weights::{Matrix, MetalModel};
+use core::num::NonZeroU32;
+use shohin_accelerator::{Head, head};
 use shohin_core::Activations;
 use shohin_core::model::Program;
-use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, TensorId};
+use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
 
 /// The buffers of a program, and the inputs of a run.
 pub(crate) struct Scratch<B> {
     /// `(batch)`
     pub(crate) tokens: B,
-    /// `(batch, head_dim)`: cosines, then sines.
-    pub(crate) angles: B,
+    /// Of each rotation `(batch, head_dim)`: cosines, then sines.
+    pub(crate) angles: Vec<B>,
     /// Indices of the rows that are read out, `(batch)`.
     pub(crate) read_out: B,
     /// `(query heads, MAX_PARTS, head_dim + 2)`
@@ -27,7 +31,7 @@ pub(crate) struct Scratch<B> {
     integers: Vec<Option<[B; 2]>>,
 }
 
-/// Bytes of [`Scratch`] besides the buffers of the program.
+/// Bytes of [`Scratch`] besides the buffers of the program: of tokens, angles of one rotation, rows and parts.
 fn other_bytes(program: &Program, batch: usize) -> [u64; 4] {
     let heads = program.heads;
     [4 * batch, 4 * batch * heads.dim, 4 * batch, 4 * heads.query * MAX_PARTS * (heads.dim + 2)]
@@ -59,8 +63,9 @@ pub(crate) fn scratch_bytes(program: &Program, batch: usize, activations: Activa
         let (floats, integers) = buffer_bytes(buffer.cols, batch * rows, activations);
         floats + integers.map_or(0, |[words, scales]| words + scales)
     });
+    let more = (program.rotations.len() as u64).saturating_sub(1) * other_bytes(program, batch)[1];
     let choices: u64 = choices_bytes(program, batch).iter().flatten().sum();
-    buffers.sum::<u64>() + choices + other_bytes(program, batch).iter().sum::<u64>()
+    buffers.sum::<u64>() + choices + other_bytes(program, batch).iter().sum::<u64>() + more
 }
 
 impl<B> Scratch<B> {
@@ -92,7 +97,7 @@ impl<B> Scratch<B> {
         Ok(Scratch {
             choices,
             tokens: driver.buffer(tokens)?,
-            angles: driver.buffer(angles)?,
+            angles: program.rotations.iter().map(|_| driver.buffer(angles)).collect::<Result<_>>()?,
             read_out: driver.buffer(read_out)?,
             parts: driver.buffer(parts)?,
             floats,
@@ -121,7 +126,15 @@ pub(crate) enum Step<D: Driver> {
 /// An operation on the cache of a sequence.
 pub(crate) enum CacheOp<D: Driver> {
     RopeStore(RopeStore<D::Buffer>),
-    Attention { layer: usize, q: D::Buffer, out: D::Buffer, parts: D::Buffer, combine: Kernel<D> },
+    Attention {
+        layer: usize,
+        window: Option<NonZeroU32>,
+        query_scale: f32,
+        q: D::Buffer,
+        out: D::Buffer,
+        parts: D::Buffer,
+        combine: Kernel<D>,
+    },
 }
 
 /// A program as kernels.
@@ -160,12 +173,14 @@ impl<D: Driver> Lowered<D> {
         };
         program.body.iter().try_for_each(|op| lowering.op(op))?;
         let body = core::mem::take(&mut lowering.steps);
-        let [Op::RmsNorm { x, weight, eps, out }] = program.head[..] else {
+        // A factor is one of the weights.
+        let Some(Head { x, weight, eps, .. }) = head(program)? else {
             return Err(Error::Operation {
-                found: "the operations after the last block",
-                expected: "one RMSNorm",
+                found: "no operation after the last block",
+                expected: "an RMSNorm",
             });
         };
+        let out = program.hidden;
         let norm = lowering.rmsnorm(x, weight, eps, Some(&scratch.read_out), out)?;
         lowering.linear(program.output, out, logits, Output::Store, None)?;
         let Lowering { steps, cache_ops, .. } = lowering;
@@ -215,31 +230,43 @@ impl<D: Driver> Lowering<'_, D> {
                 expected: "a whole one",
             }),
             Op::Experts(ref experts) => self.experts(experts),
-            Op::Gated { gate, up, .. } => {
+            Op::Gated { activation, gate, up, cols } => {
                 let [from, to] = [up, gate].map(|id| self.scratch.floats(id));
-                let kernel = self.kernels.gate(self.model.program().cols(up), to, from)?;
+                let kernel = self.kernels.gate(activation, cols, to, from)?;
                 self.steps.push(Step::Any(kernel));
                 self.fresh[gate.index()] = false;
                 Ok(())
             }
-            Op::Bias { .. }
-            | Op::Add { .. }
-            | Op::Scale { .. }
-            | Op::Conv(_)
-            | Op::DeltaNet(_)
-            | Op::GatedNorm(_)
-            | Op::SplitHeads { .. } => {
-                Err(Error::Operation { found: "a bias or a factor", expected: "none; the CPU computes them" })
+            Op::Conv(_) | Op::DeltaNet(_) | Op::GatedNorm(_) | Op::SplitHeads { .. } => {
+                Err(Error::Operation {
+                    found: "layers with a recurrent state",
+                    expected: "attention in every layer; the CPU computes both",
+                })
             }
+            Op::Bias { x, bias } => {
+                let cols = self.model.program().tensor(bias).cols;
+                self.change(x, cols, &Change::Bias(self.model.vector(bias)?))
+            }
+            Op::Add { x, to, cols } => self.change(to, cols, &Change::Sum(self.scratch.floats(x))),
+            Op::Scale { x, cols, factor } => self.change(x, cols, &Change::Factor(factor)),
             Op::Select { .. } | Op::Merge { .. } => {
                 Err(Error::Operation { found: "a mixture of depths", expected: "blocks that no token skips" })
             }
-            Op::RopeStore { layer, q, k, v, norm, eps, .. } => {
+            Op::RopeStore { layer, rotation, q, k, v, norm, eps } => {
                 let norm = norm.map(|QkNorm { q, k }| {
                     Ok::<_, Error>([self.model.vector(q)?.clone(), self.model.vector(k)?.clone()])
                 });
                 let [q_rows, k, v] = [q, k, v].map(|id| self.scratch.floats(id).clone());
-                let (angles, pairing) = (self.scratch.angles.clone(), self.model.program().pairing);
+                let Program { rotations, pairing, .. } = self.model.program();
+                let (Some(angles), Some(rope)) =
+                    (self.scratch.angles.get(rotation).cloned(), rotations.get(rotation))
+                else {
+                    return Err(Error::Operation { found: "a rotation", expected: "one of the program" });
+                };
+                let halves = match pairing {
+                    RopePairing::Neox => rope.speeds().len(),
+                    RopePairing::Interleaved => 0,
+                };
                 let norm = norm.transpose()?;
                 self.fresh[q.index()] = false;
                 self.cache(CacheOp::RopeStore(RopeStore {
@@ -250,21 +277,29 @@ impl<D: Driver> Lowering<'_, D> {
                     norm,
                     angles,
                     eps,
-                    pairing,
+                    halves,
                 }));
                 Ok(())
             }
-            Op::Attention { layer, q, out, .. } => {
+            Op::Attention { layer, window, q, out } => {
                 let heads = &self.model.program().heads;
                 let combine =
                     self.kernels.attention_combine(heads, &self.scratch.parts, self.scratch.floats(out))?;
                 let parts = self.scratch.parts.clone();
                 self.fresh[out.index()] = false;
                 let [q, out] = [q, out].map(|id| self.scratch.floats(id).clone());
-                self.cache(CacheOp::Attention { layer, q, out, parts, combine });
+                let query_scale = self.model.program().query_scale;
+                self.cache(CacheOp::Attention { layer, window, query_scale, q, out, parts, combine });
                 Ok(())
             }
         }
+    }
+
+    fn change(&mut self, x: BufferId, cols: usize, change: &Change<'_, D::Buffer>) -> Result<()> {
+        let kernel = self.kernels.change(cols, self.scratch.floats(x), change)?;
+        self.steps.push(Step::Any(kernel));
+        self.fresh[x.index()] = false;
+        Ok(())
     }
 
     fn cache(&mut self, op: CacheOp<D>) {

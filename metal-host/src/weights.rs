@@ -3,7 +3,7 @@
 
 use crate::driver::Driver;
 use crate::error::{Error, Result};
-use shohin_accelerator::{Supported, check, layouts, repack};
+use shohin_accelerator::{Head, Supported, check, head, layouts, repack};
 use shohin_core::model::program::{TensorId, TensorSpec};
 use shohin_core::model::{ModelBytes, ModelConfig, Program};
 use shohin_core::quant::packed::PackedFormat;
@@ -50,8 +50,9 @@ impl<D: Driver> MetalModel<D> {
     /// For an operation, a shape or a format without kernels; [`Error::OutOfMemory`].
     pub fn new<B: ModelBytes>(driver: D, model: &BonsaiModel<B>) -> Result<Arc<MetalModel<D>>> {
         let program = model.program();
-        check(program, Supported { experts: true, ranks: false, variants: false })?;
+        check(program, Supported { experts: true, ranks: false })?;
         let layouts = layouts(program, |id| model.weights().format(id))?;
+        let of_head = head(program)?;
         let (mut tensors, mut bytes) = (Vec::new(), 0);
         for (id, packed) in program.tensor_ids().zip(layouts) {
             let (matrix, spec) = (model.weights().matrix(id)?, program.tensor(id));
@@ -64,6 +65,9 @@ impl<D: Driver> MetalModel<D> {
                 None => {
                     let mut weights = vec![0.0f32; matrix.cols()];
                     matrix.unpack_row(0, &mut weights)?;
+                    if let Some(Head { factor, .. }) = of_head.filter(|head| head.weight == id) {
+                        weights.iter_mut().for_each(|weight| *weight *= factor);
+                    }
                     bytes += 4 * weights.len() as u64;
                     Tensor::Vector(filled(&driver, bytemuck::cast_slice(&weights))?)
                 }

@@ -9,27 +9,37 @@ use shohin_core::{Activations, BonsaiModel, Cpu, CpuOptions, Format, KvFormat, S
 
 use crate::device::{On, error, tokens};
 use crate::lora::{Adapter, adapted};
-use crate::model::{Model, Shape, Stored};
+use crate::model::{Kind, Model, Shape, Stored};
 
 /// Models with adapters against the CPU, all tokens but the last two at once, on a device with f32 caches: two adapters of ranks
-/// 4 and 16, which share matrices or do not, for weights of several formats. With 32-bit activations only the order of
+/// 4 and 16, which share matrices or do not, for weights of several formats, once with biases and factors. With 32-bit activations only the order of
 /// additions differs.
 pub fn check_adapted<D>(mut on: impl FnMut(&BonsaiModel<Vec<u8>>, Activations) -> On<D>)
 where
     D: BlockingDevice<Error: Debug>,
 {
     use Format::{Bf16, F16, F32, Pq2_0, Q1_0, Q4K, Q8_0};
+    let scaled = Shape { kind: Kind::Granite, qkv_biases: true, yarn: None, ..Shape::tiny() };
     // Embedding; q, k, v, o, gate, up, down. The last gates floats with integers, which only an adapter makes possible.
     let cases = [
-        (2, vec![Q1_0], &["blk.1."][..], &["blk."][..]),
-        (1, vec![Pq2_0], &["attn_q.", "ffn_down"], &["attn_v", "attn_output", "ffn_down"]),
-        (1, vec![F16], &["blk."], &["attn_k", "ffn_up"]),
-        (1, vec![Q8_0, Q1_0, F16, Bf16, Q4K, F32, Q8_0, Q1_0], &["ffn_gate", "attn_k"], &["ffn_down"]),
+        (Shape::tiny(), vec![Q1_0], &["blk.1."][..], &["blk."][..]),
+        (
+            Shape { layers: 1, ..scaled },
+            vec![Pq2_0],
+            &["attn_q.", "ffn_down"],
+            &["attn_v", "attn_output", "ffn_down"],
+        ),
+        (Shape { layers: 1, ..Shape::tiny() }, vec![F16], &["blk."], &["attn_k", "ffn_up"]),
+        (
+            Shape { layers: 1, ..Shape::tiny() },
+            vec![Q8_0, Q1_0, F16, Bf16, Q4K, F32, Q8_0, Q1_0],
+            &["ffn_gate", "attn_k"],
+            &["ffn_down"],
+        ),
     ];
     let options = SessionOptions { kv: KvFormat::F32, ..SessionOptions::default() };
-    for (layers, formats, first, second) in cases {
+    for (shape, formats, first, second) in cases {
         let stored = formats.iter().copied().map(Stored::new).collect();
-        let shape = Shape { layers, ..Shape::tiny() };
         let file = Model { formats: stored, ..Model::new(shape, Stored::new(Q1_0), 3) }.to_vec().unwrap();
         let gguf = Gguf::parse(&file).unwrap();
         let first = Adapter::random(&gguf, first, 4, 0.1, 1).to_vec();

@@ -6,6 +6,7 @@ use shohin_core::AttentionPattern;
 use shohin_core::cache::FlatKv;
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::activations::{Q8Block, q8_blocks, quantize};
+use shohin_core::model::program::RopePairing;
 use shohin_core::quant::unpack;
 use shohin_tests::{Random, weights};
 
@@ -62,7 +63,7 @@ fn halves_that_were_computed_apart_are_gated() {
     for order in Order::ALL {
         let mut bench = Bench::new(order);
         let (to, from) = (bench.upload(&gates), bench.upload(&ups));
-        let kernel = bench.kernels().gate(cols, &to, &from).unwrap();
+        let kernel = bench.kernels().gate(Activation::Silu, cols, &to, &from).unwrap();
         bench.run(&[&kernel], BatchShape::rows(rows));
         let got = bench.download::<f32>(&to, rows * cols);
         for ((got, gate), up) in got.iter().zip(&gates).zip(&ups) {
@@ -357,7 +358,10 @@ fn heads_are_normalized_rotated_and_stored() {
             norm,
             angles: bench.upload(&angles),
             eps,
-            pairing,
+            halves: match pairing {
+                RopePairing::Neox => d / 2,
+                RopePairing::Interleaved => 0,
+            },
         };
         let kernel = bench.kernels().rope_store(&heads, &op, kv, &cache).unwrap();
         bench.run(&[&kernel], BatchShape::segment(rows, first, start, capacity));
@@ -456,7 +460,7 @@ fn attention_is_a_softmax_over_what_is_stored() {
         let parts = bench.floats(query * MAX_PARTS * (dim + 2));
         let mut kernels = bench.kernels();
         let kernel = kernels
-            .attention(&heads, (kv, AttentionPattern::Full), &cache, [&on_device, &out, &parts])
+            .attention(&heads, (kv, AttentionPattern::Full, 1.0), &cache, [&on_device, &out, &parts])
             .unwrap();
         let combine = kernels.attention_combine(&heads, &parts, &out).unwrap();
         for (rows, first, position) in
@@ -538,7 +542,7 @@ fn floats_of_8_bits_round_as_those_of_core() {
             norm: None,
             angles: bench.upload(&vec![0.0f32; d]),
             eps: 0.0,
-            pairing: RopePairing::Neox,
+            halves: d / 2,
         };
         let kernel = bench.kernels().rope_store(&heads, &op, kv, &cache).unwrap();
         bench.run(&[&kernel], BatchShape::segment(1, 0, 0, 1));
@@ -571,7 +575,7 @@ fn positions_that_a_pattern_leaves_out_are_not_read() {
             let (on_device, out) = (bench.upload(&q), bench.floats(2 * d));
             let parts = bench.floats(MAX_PARTS * (d + 2));
             let mut kernels = bench.kernels();
-            let kind = (KvFormat::F32, pattern);
+            let kind = (KvFormat::F32, pattern, 1.0);
             let kernel = kernels.attention(&heads, kind, &cache, [&on_device, &out, &parts]).unwrap();
             let combine = kernels.attention_combine(&heads, &parts, &out).unwrap();
             let both = [&kernel, &combine];

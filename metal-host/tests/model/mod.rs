@@ -8,7 +8,9 @@ use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, BonsaiModel, Cpu, Format, Gguf, KvFormat, Session};
 use shohin_metal::{Error, MetalDevice, MetalModel};
 use shohin_tests::adapted::check_adapted;
-use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
+use shohin_tests::device::{
+    Golden, On, check_experts, check_unread_experts, check_variants, error, on_cpu, tokens,
+};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::random_models::{Refused, check_random_models};
 
@@ -33,6 +35,11 @@ fn adapted_models_agree() {
         let options = ScratchOptions { activations, ..ScratchOptions::default() };
         On::new(model.device(&options).unwrap(), &kv(KvFormat::F32))
     });
+}
+
+#[test]
+fn other_architectures_agree() {
+    check_variants(|file, activations| metal(file, activations, KvFormat::F32, Order::Shuffled));
 }
 
 #[test]
