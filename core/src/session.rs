@@ -48,7 +48,7 @@ impl<D: Device> Session<D> {
     /// An empty sequence in a cache that `device` has made.
     pub fn over(device: &D, cache: D::Cache) -> Self {
         let capacity = device.cache_options(&cache).context;
-        let tokens = (device.program().state_len > 0).then(|| {
+        let tokens = (cfg!(feature = "variants") && device.program().state_len > 0).then(|| {
             let mut tokens = Vec::new();
             // As for keys and values, so that no token allocates; otherwise it grows.
             let _ = tokens.try_reserve_exact(capacity);
@@ -87,13 +87,16 @@ impl<D: Device> Session<D> {
 
     fn set_position(&mut self, len: usize) {
         self.position = len;
-        if let Some(tokens) = &mut self.tokens {
+        if let Some(tokens) = self.tokens.as_mut().filter(|_| cfg!(feature = "variants")) {
             tokens.resize(len, 0);
         }
     }
 
     /// Computes what the device has not kept of the state after the tokens seen.
     async fn settle(&mut self, device: &mut D) -> Result<(), D::Error> {
+        if !cfg!(feature = "variants") {
+            return Ok(());
+        }
         let Some(tokens) = &self.tokens else { return Ok(()) };
         let from = device.rewind(&mut self.cache, self.position)?;
         if let Some(again) = tokens.get(from..).filter(|again| !again.is_empty()) {
@@ -186,8 +189,10 @@ impl<D: Device> Session<D> {
     pub async fn export(&mut self, device: &mut D, out: &mut Vec<u8>) -> Result<(), D::Error> {
         self.settle(device).await?;
         device.export(&mut self.cache, self.position, out).await?;
-        for token in self.tokens.iter().flatten() {
-            out.extend_from_slice(&token.to_le_bytes());
+        if cfg!(feature = "variants") {
+            for token in self.tokens.iter().flatten() {
+                out.extend_from_slice(&token.to_le_bytes());
+            }
         }
         Ok(())
     }
@@ -208,7 +213,8 @@ impl<D: Device> Session<D> {
             let expected = "at most the number of tokens seen";
             return Err(error!(Option { what: "forked length", found: len as f64, expected }).into());
         }
-        let tokens = self.tokens.as_ref().map(|tokens| tokens.get(..len).unwrap_or(tokens).to_vec());
+        let known = self.tokens.as_ref().filter(|_| cfg!(feature = "variants"));
+        let tokens = known.map(|tokens| tokens.get(..len).unwrap_or(tokens).to_vec());
         if tokens.is_some() {
             self.settle(device).await?;
         }
@@ -235,7 +241,7 @@ impl<D: Device> Session<D> {
         let (kv, ids) = from.split_at(kv);
         device.import(&mut self.cache, len, kv)?;
         self.set_position(len);
-        if let Some(tokens) = &mut self.tokens {
+        if let Some(tokens) = self.tokens.as_mut().filter(|_| cfg!(feature = "variants")) {
             let ids = ids.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id));
             tokens.iter_mut().zip(ids).for_each(|(token, id)| *token = id);
         }
@@ -283,7 +289,7 @@ pub async fn run_batch<D: Device>(
     }
     for feed in feeds {
         feed.session.position += feed.tokens.len();
-        if let Some(tokens) = &mut feed.session.tokens {
+        if let Some(tokens) = feed.session.tokens.as_mut().filter(|_| cfg!(feature = "variants")) {
             tokens.extend_from_slice(feed.tokens);
         }
     }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::driver::{Dispatch, Driver};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::weights::Matrix;
 use shohin_core::model::program::{Activation, Heads};
 use shohin_core::quant::packed::{BLOCK, Codes, PackedFormat, Scales};

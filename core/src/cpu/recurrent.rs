@@ -42,7 +42,15 @@ fn copies(len: usize, kv: usize) -> usize {
 impl Recurrent {
     /// Bytes of the states of a sequence whose keys and values take `kv`; `None` if they exceed the address space.
     pub(super) fn bytes(len: usize, kv: usize) -> Option<usize> {
+        if !cfg!(feature = "variants") || len == 0 {
+            return Some(0);
+        }
         (OTHERS + copies(len, kv)).checked_mul(len)?.checked_mul(size_of::<f32>())
+    }
+
+    /// Whether there is none.
+    fn is_none(&self) -> bool {
+        !cfg!(feature = "variants") || self.len == 0
     }
 
     /// Bytes of this state and its copies.
@@ -62,6 +70,9 @@ impl Recurrent {
     }
 
     pub(super) fn copy(&self) -> Result<Self> {
+        if self.is_none() {
+            return Ok(Recurrent::default());
+        }
         let need = (self.data.len() * size_of::<f32>()) as u64;
         let mut data = Vec::new();
         data.try_reserve_exact(self.data.len()).map_err(|_| error!(Memory { need, have: 0 }))?;
@@ -91,7 +102,7 @@ impl Recurrent {
 
     /// A run of `tokens` begins. Until it ends the state is of no position: an error may leave parts of it.
     pub(super) fn begin(&mut self, tokens: usize) {
-        if self.len == 0 {
+        if self.is_none() {
             return;
         }
         if tokens > 1 {
@@ -103,7 +114,7 @@ impl Recurrent {
 
     /// Rows of that run, up to position `end`, have been computed at once.
     pub(super) fn advance(&mut self, end: usize, rows: usize) {
-        if self.len == 0 {
+        if self.is_none() {
             return;
         }
         self.at[0] = end;
@@ -115,7 +126,7 @@ impl Recurrent {
 
     /// Goes back to the last state that is known of the first `len` positions; returns its position.
     pub(super) fn rewind(&mut self, len: usize) -> usize {
-        if self.len == 0 || self.at[0] == len {
+        if self.is_none() || self.at[0] == len {
             return len;
         }
         // Copies after it are of tokens that are forgotten.
@@ -132,11 +143,14 @@ impl Recurrent {
     }
 
     pub(super) fn export_len(&self) -> usize {
-        self.len * size_of::<f32>()
+        if self.is_none() { 0 } else { self.len * size_of::<f32>() }
     }
 
     /// Writes the state after `len` tokens, which must be the current one.
     pub(super) fn export(&self, len: usize, out: &mut [u8]) -> Result<()> {
+        if self.is_none() {
+            return Ok(());
+        }
         self.check(len)?;
         for (out, x) in out.as_chunks_mut().0.iter_mut().zip(&self.data[..self.len]) {
             *out = x.to_le_bytes();
@@ -145,7 +159,7 @@ impl Recurrent {
     }
 
     pub(super) fn import(&mut self, len: usize, from: &[u8]) {
-        if self.len == 0 {
+        if self.is_none() {
             return;
         }
         self.at.fill(NOWHERE);

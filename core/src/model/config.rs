@@ -290,13 +290,15 @@ impl ModelConfig {
             rotated,
             layers: LayerKinds { recurrent, ..LayerKinds::SAME },
             recurrence: None,
-            biases: biases(header),
+            biases: if cfg!(feature = "variants") { biases(header) } else { Biases::default() },
             scales: Scales::NONE,
             tied_embeddings: header.tensor("output.weight").is_none(),
         };
         // An architecture reads as many layers as there are.
-        config.check_sizes()?;
-        (architecture.read)(&mut config, meta, header)?;
+        if cfg!(feature = "variants") {
+            config.check_sizes()?;
+            (architecture.read)(&mut config, meta, header)?;
+        }
         config.check()?;
         Ok(config)
     }
@@ -374,12 +376,17 @@ impl ModelConfig {
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             return Err(bad(EPS, f64::from(self.rms_norm_eps), "between 0 and 1"));
         }
-        self.scales.check(self.architecture.name)?;
+        if cfg!(feature = "variants") {
+            self.scales.check(self.architecture.name)?;
+        }
         self.check_layers()?;
         self.positions.check(self.architecture.name, !self.depth_routers.is_empty())
     }
 
     fn check_layers(&self) -> Result<()> {
+        if !cfg!(feature = "variants") {
+            return Ok(());
+        }
         let bad = |key, found, expected| bad(self.architecture.name, key, found, expected);
         let key = "rope.dimension_count";
         if let Some(rotated) = self.rotated {

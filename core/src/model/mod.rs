@@ -4,27 +4,34 @@
 #![forbid(unsafe_code)]
 
 pub mod alibi;
+#[cfg(feature = "variants")]
 mod bitnet;
 mod bonsai;
 pub mod builder;
 pub mod config;
 pub mod depths;
 pub mod embedding;
+#[cfg(feature = "variants")]
 mod gemma3;
+#[cfg(feature = "variants")]
 mod granite;
 pub mod hugging_face;
 mod keys;
+#[cfg(feature = "variants")]
 mod lfm2;
 mod llama;
 pub mod lora;
 mod names;
 pub mod positions;
 pub mod program;
+#[cfg(feature = "variants")]
 mod qwen2;
 mod qwen3;
+#[cfg(feature = "variants")]
 mod qwen35;
 pub mod registry;
 pub mod rope;
+#[cfg(feature = "variants")]
 mod smollm3;
 pub mod split;
 pub mod weights;

@@ -3,19 +3,26 @@
 
 use alloc::vec::Vec;
 
+#[cfg(feature = "variants")]
 use super::bitnet::{BITNET, BITNET_B158};
 use super::config::{Architecture, Biases, ExpertsConfig, LayerKinds, ModelConfig, Scales};
+#[cfg(feature = "variants")]
 use super::gemma3::GEMMA3;
+#[cfg(feature = "variants")]
 use super::granite::GRANITE;
 use super::hugging_face::HuggingFace;
+#[cfg(feature = "variants")]
 use super::lfm2::LFM2;
 use super::llama::LLAMA;
 use super::positions::{Alibi, Positions, RopeFactors, Rotary};
 use super::program::TensorRole;
+#[cfg(feature = "variants")]
 use super::qwen2::QWEN2;
 use super::qwen3::{QWEN3, QWEN3MOE};
+#[cfg(feature = "variants")]
 use super::qwen35::QWEN35;
 use super::rope::RopeScaling;
+#[cfg(feature = "variants")]
 use super::smollm3::SMOLLM3;
 use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Header};
@@ -31,7 +38,11 @@ macro_rules! architectures {
     };
 }
 
+#[cfg(feature = "variants")]
 architectures![QWEN3, QWEN3MOE, LLAMA, QWEN2, SMOLLM3, GRANITE, GEMMA3, BITNET_B158, BITNET, LFM2, QWEN35];
+// What the others differ in is not computed.
+#[cfg(not(feature = "variants"))]
+architectures![QWEN3, QWEN3MOE, LLAMA];
 
 /// The architecture of the published models.
 const PUBLISHED: &Architecture = &{ QWEN3.architecture };
