@@ -233,6 +233,9 @@ static GEMMA: Frame = Frame {
 /// Whether this build has Gemma's template.
 const HAS_GEMMA: bool = cfg!(feature = "sentencepiece");
 
+/// Whether this build computes Qwen2.
+const HAS_QWEN2: bool = cfg!(feature = "variants");
+
 /// Whether this build has several frames of messages.
 const HAS_FRAMES: bool = HAS_LLAMA3 || HAS_GEMMA;
 
@@ -367,7 +370,11 @@ impl Template {
             && !["You are Qwen", "assistant.<|im_end|>"].iter().any(has)
         {
             Some(Template::QWEN3_INSTRUCT)
-        } else if instruct && QWEN25_DEFAULT.iter().all(has) && has_twice(text, QWEN25_DEFAULT[2]) {
+        } else if HAS_QWEN2
+            && instruct
+            && QWEN25_DEFAULT.iter().all(has)
+            && has_twice(text, QWEN25_DEFAULT[2])
+        {
             Some(Template::QWEN25)
         } else if plain && !has(&"system") {
             Some(Template::PLAIN)
@@ -376,7 +383,7 @@ impl Template {
             if default(&SMOLLM2_DEFAULT) {
                 Some(Template::SMOLLM2)
             } else {
-                default(&QWEN2_DEFAULT).then_some(Template::QWEN2)
+                (HAS_QWEN2 && default(&QWEN2_DEFAULT)).then_some(Template::QWEN2)
             }
         } else {
             None

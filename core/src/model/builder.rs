@@ -36,15 +36,21 @@ impl Builder {
         let none = BufferId::at(0);
         let LayerKinds { rotary, unrotated, .. } = &config.layers;
         let mut rotations = Vec::from([config.positions.rope(config.rotated_len())]);
-        let mut add = |rope| {
-            rotations.push(rope);
-            rotations.len() - 1
+        let (mut of_windowed, mut of_unrotated) = (0, 0);
+        if cfg!(feature = "variants") {
+            if let Some(rotary) = *rotary {
+                of_windowed = rotations.len();
+                rotations.push(Positions::Rotary(rotary).rope(config.rotated_len()));
+            }
+            if !unrotated.is_empty() {
+                of_unrotated = rotations.len();
+                rotations.push(Rope::none(0));
+            }
+        }
+        let query_scale = match cfg!(feature = "variants") {
+            true => config.scales.of_queries(config.head_dim),
+            false => 1.0,
         };
-        let windowed = match *rotary {
-            Some(rotary) => add(Positions::Rotary(rotary).rope(config.rotated_len())),
-            None => 0,
-        };
-        let unrotated = if unrotated.is_empty() { 0 } else { add(Rope::none(0)) };
         let program = Program {
             tensors: Vec::new(),
             buffers: Vec::new(),
@@ -65,10 +71,16 @@ impl Builder {
             rotations,
             rope_factors: None,
             pairing,
-            query_scale: config.scales.of_queries(config.head_dim),
+            query_scale,
             alibi_slopes: Vec::new(),
         };
-        let mut builder = Builder { program, eps: config.rms_norm_eps, layer: None, windowed, unrotated };
+        let mut builder = Builder {
+            program,
+            eps: config.rms_norm_eps,
+            layer: None,
+            windowed: of_windowed,
+            unrotated: of_unrotated,
+        };
         builder.positions(config);
         builder
     }
@@ -184,7 +196,7 @@ impl Builder {
     pub fn linear_qkv(&mut self, x: Stream, config: &ModelConfig) -> [Stream; 3] {
         let (q, kv) = (config.q_size(), config.kv_size());
         let streams = self.linear(x, [("attn_q", "q", q), ("attn_k", "k", kv), ("attn_v", "v", kv)]);
-        if config.biases.qkv {
+        if cfg!(feature = "variants") && config.biases.qkv {
             for (stream, name) in streams.into_iter().zip(["attn_q", "attn_k", "attn_v"]) {
                 self.bias(stream, name);
             }
@@ -207,7 +219,7 @@ impl Builder {
 
     /// `x *= factor`, unless it is 1.
     pub fn scale(&mut self, x: Stream, factor: f32) {
-        if factor != 1.0 {
+        if cfg!(feature = "variants") && factor != 1.0 {
             self.program.body.push(Op::Scale { x: x.buffer, cols: x.cols, factor });
         }
     }
@@ -225,7 +237,7 @@ impl Builder {
         let attended = self.attention(qkv[0], config);
         self.scale(attended, config.scales.residual);
         self.linear_add(attended, "attn_output", x);
-        if config.biases.output {
+        if cfg!(feature = "variants") && config.biases.output {
             self.bias(x, "attn_output");
         }
     }
@@ -287,6 +299,7 @@ impl Builder {
         self.program.layers += 1;
         let (q, k, v) = (q.buffer, k.buffer, v.buffer);
         let rotation = match () {
+            () if !cfg!(feature = "variants") => 0,
             () if config.layers.unrotated.binary_search(&block).is_ok() => self.unrotated,
             () if config.layers.window(block).is_some() => self.windowed,
             () => 0,
@@ -368,7 +381,8 @@ impl Builder {
     pub fn attention(&mut self, q: Stream, config: &ModelConfig) -> Stream {
         let out = self.program.buffer("input", q.cols);
         let layer = self.program.layers.saturating_sub(1);
-        let window = config.layers.window(self.layer.unwrap_or(0));
+        let block = self.layer.unwrap_or(0);
+        let window = config.layers.window(block).filter(|_| cfg!(feature = "variants"));
         self.program.body.push(Op::Attention { layer, window, q: q.buffer, out });
         Stream { buffer: out, cols: q.cols }
     }
@@ -380,7 +394,7 @@ impl Builder {
         let weight = self.vector(norm, x.cols);
         let out = self.program.buffer("input", x.cols);
         self.program.head.push(Op::RmsNorm { x: x.buffer, weight, eps: self.eps, out });
-        if config.scales.logits != 1.0 {
+        if cfg!(feature = "variants") && config.scales.logits != 1.0 {
             let factor = 1.0 / config.scales.logits;
             self.program.head.push(Op::Scale { x: out, cols: x.cols, factor });
         }

@@ -352,9 +352,6 @@ impl ModelConfig {
         self.check_sizes()?;
         let plain = !self.architecture.experts
             && self.depth_routers.is_empty()
-            && self.layers.is_same()
-            && self.biases == Biases::default()
-            && self.scales == Scales::NONE
             && self.rotated.is_none()
             && matches!(self.positions, Positions::Rotary(Rotary { scaling: RopeScaling::None, .. }));
         if !cfg!(feature = "variants") && !plain {

@@ -176,7 +176,8 @@ impl<B: ModelBytes> Weights<B> {
     /// The numbers of a tensor of one row, in memory.
     pub(crate) fn vector(&self, id: TensorId, name: &str) -> Result<Vec<f32>> {
         let tensor = &self.tensors[id.index()];
-        let mut vector = vec![0.0; tensor.rows * tensor.cols];
+        let rows = if cfg!(feature = "variants") { tensor.rows } else { 1 };
+        let mut vector = vec![0.0; rows * tensor.cols];
         let copy;
         let data = match self.paging() {
             None => self.data(tensor),

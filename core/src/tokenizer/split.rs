@@ -40,10 +40,15 @@ impl Pre {
     /// The pre-tokenizer with this name in GGUF files.
     pub fn from_name(name: &str) -> Option<Pre> {
         Some(match name {
-            "qwen2" | "deepseek-r1-qwen" | "megrez" => Pre::Qwen2,
+            "qwen2" => Pre::Qwen2,
+            "smollm" => Pre::SmolLm,
+            "llama-bpe" => Pre::LlamaBpe,
+            // Of models that builds without it do not compute.
+            _ if !cfg!(feature = "variants") => return None,
             "qwen35" => Pre::Qwen35,
-            "smollm" | "starcoder" | "refact" | "codeshell" => Pre::SmolLm,
-            "llama-bpe" | "llama3" | "llama-v3" | "lfm2" | "falcon3" => Pre::LlamaBpe,
+            "deepseek-r1-qwen" | "megrez" => Pre::Qwen2,
+            "starcoder" | "refact" | "codeshell" => Pre::SmolLm,
+            "llama3" | "llama-v3" | "lfm2" | "falcon3" => Pre::LlamaBpe,
             "smaug-bpe" | "dbrx" => Pre::SmaugBpe,
             "gpt-2" | "phi-2" | "olmo" | "granite-docling" => Pre::Gpt2,
             _ => return None,
@@ -158,6 +163,7 @@ impl<'t> Split<'t> {
 
     /// A piece of `gpt-2`, or with single `digits` of `smollm`.
     fn gpt2_piece(&self, first: char, after: &str, digits: bool) -> usize {
+        let digits = digits || !cfg!(feature = "variants");
         let len = first.len_utf8();
         if first == '\''
             && let Some(suffix) = contraction(after)

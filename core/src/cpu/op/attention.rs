@@ -44,7 +44,10 @@ pub(in crate::cpu) fn store<B: ModelBytes>(
     let (head_dim, half) = (heads.dim, heads.dim / 2);
     let (q_size, kv_size) = (heads.query * heads.dim, heads.kv * heads.dim);
     let norms = norm.map(|norm| (weights.vector(norm.q), weights.vector(norm.k)));
-    let pairs = program.rotations.get(rotation).map_or(0, |rope| rope.speeds().len());
+    let pairs = match cfg!(feature = "variants") {
+        true => program.rotations.get(rotation).map_or(0, |rope| rope.speeds().len()),
+        false => half,
+    };
     let Scratch { buffers, current, .. } = scratch;
     let first = rotation * current.rotation_len;
     let [q, k, v] = buffers.disjoint([(q, n * q_size), (k, n * kv_size), (v, n * kv_size)])?;
@@ -99,7 +102,14 @@ pub(in crate::cpu) fn attend<B: ModelBytes>(
     let [q, out] = buffers.disjoint([(q, n * size), (out, n * size)])?;
     each_segment(layer, rows, caches, current, |cache, rows, start| {
         let range = rows.start * size..rows.end * size;
-        let (q, out, pattern) = (&q[range.clone()], &mut out[range], cache.attention.within(window)?);
+        let (q, out, pattern) = (
+            &q[range.clone()],
+            &mut out[range],
+            match cfg!(feature = "variants") {
+                true => cache.attention.within(window)?,
+                false => cache.attention,
+            },
+        );
         with_codec!(cache.format, C => {
             let storage: KvStorage<'_, C> = cache.storage()?;
             let attention = CausalAttention { cache: &storage, layer, start, group, pattern, slopes, q };
