@@ -8,6 +8,7 @@ use shohin_core::device::ready;
 use shohin_core::{CpuOptions, Device, Error, KvFormat, Session, SessionOptions};
 use shohin_tests::Random;
 use shohin_tests::cpu::{device, exact, in_format};
+use shohin_tests::raw::{RawFile, RawValue};
 
 const MODELS: [&str; 2] = ["lfm2", "qwen35"];
 const VOCAB: u32 = 268;
@@ -124,5 +125,28 @@ fn a_state_cannot_be_shifted_and_its_memory_is_planned() {
         assert!(found == fresh(&bytes, &left, &options()));
         let plan = device.memory_plan(&options()).unwrap();
         assert!(plan.session >= plan.kv + 4 * state);
+    }
+}
+
+#[test]
+fn shapes_that_contradict_each_other_are_refused() {
+    let set = |values: [u32; 4]| {
+        let keys = ["ssm.time_step_rank", "ssm.state_size", "ssm.group_count", "ssm.inner_size"];
+        let file = keys.iter().zip(values).fold(RawFile::of(&file("qwen35")), |file, (key, value)| {
+            file.set(&format!("qwen35.{key}"), RawValue::u32(value))
+        });
+        device(&file.build(), &exact()).map(|_| ())
+    };
+    assert!(set([6, 8, 2, 48]).is_ok());
+    for values in [[0, 0, 0, 0], [0, 8, 2, 0], [6, 0, 2, 0], [6, 8, 0, 48], [6, 8, 4, 48], [6, 8, 2, 47]] {
+        assert_eq!(set(values).map_err(|error| error.code()), Err("key_value"), "{values:?}");
+    }
+    for values in [[4096, 4096, 1, 1 << 24], [u32::MAX, u32::MAX, 1, 1], [12, 8, 2, 96]] {
+        assert!(set(values).is_err(), "{values:?}");
+    }
+    for (key, value) in [("ssm.conv_kernel", 0), ("ssm.conv_kernel", 17), ("full_attention_interval", 0)] {
+        let file = RawFile::of(&file("qwen35")).without("qwen35.attention.recurrent_layers");
+        let file = file.set(&format!("qwen35.{key}"), RawValue::u32(value)).build();
+        assert!(device(&file, &exact()).is_err(), "{key} {value}");
     }
 }

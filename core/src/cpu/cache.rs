@@ -121,11 +121,6 @@ impl<'m> CpuCache<'m> {
         Ok(Self::over(options, shape, routed, data))
     }
 
-    /// What operations carry from row to row, `(state_len)`.
-    pub(super) fn state(&mut self) -> Result<&mut [f32]> {
-        Ok(self.recurrent.current())
-    }
-
     pub(super) fn options(&self) -> SessionOptions {
         SessionOptions { context: self.shape.capacity, kv: self.format, attention: self.attention }
     }

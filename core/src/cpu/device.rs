@@ -27,6 +27,7 @@ use crate::device::{
 };
 use crate::error::{Error, Name, Result};
 use crate::memory::Memory;
+use crate::model::program::Op;
 use crate::model::weights::ModelBytes;
 use crate::model::{BonsaiModel, ModelConfig, Program};
 use crate::pool::Pool;
@@ -283,10 +284,19 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         self.weights.memory_plan(&self.options, session)
     }
 
-    /// Memory for what operations carry from row to row, if there are any that do.
+    /// Memory for what operations carry from row to row, if there are any that do. Refuses patterns that a layer's window cannot be
+    /// combined with.
     fn add_state(&self, cache: &mut CpuCache<'_>) -> Result<()> {
+        if !cfg!(feature = "variants") {
+            return Ok(());
+        }
+        for op in &self.program().body {
+            if let Op::Attention { window, .. } = op {
+                cache.attention.within(*window)?;
+            }
+        }
         let state_len = self.program().state_len;
-        if cfg!(feature = "variants") && state_len > 0 {
+        if state_len > 0 {
             let kv = cache::plan(cache.format, cache.shape, cache.routed.len())?.0;
             cache.recurrent = Recurrent::new(state_len, kv)?;
         }

@@ -26,7 +26,7 @@ pub mod op;
 mod options;
 #[doc(hidden)]
 pub mod parallel;
-pub(crate) mod recurrent;
+mod recurrent;
 pub mod repack;
 mod scratch;
 pub mod simd;

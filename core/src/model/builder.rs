@@ -307,6 +307,11 @@ impl Builder {
         self.program.body.push(Op::RopeStore { layer, rotation, q, k, v, norm, eps: self.eps });
     }
 
+    /// Adds `len` numbers to the state; what exceeds the address space is refused with its memory.
+    fn carry(&mut self, len: usize) {
+        self.program.state_len = self.program.state_len.saturating_add(len);
+    }
+
     /// A causal convolution of `x` with the vector `name`, with the gates of LFM2 if `x` is three times as wide as the model is;
     /// otherwise with SiLU.
     pub fn conv(&mut self, x: Stream, name: &str, config: &ModelConfig) -> Stream {
@@ -316,7 +321,7 @@ impl Builder {
         let weight = self.tensor(name, cols, taps, TensorRole::Vector);
         let out = self.program.buffer("convolved", cols);
         let state = self.program.state_len;
-        self.program.state_len += (taps - 1) * cols;
+        self.carry((taps - 1).saturating_mul(cols));
         let silu = !gated;
         self.program.body.push(Op::Conv(Conv { x: x.buffer, weight, cols, taps, gated, silu, state, out }));
         Stream { buffer: out, cols }
@@ -348,7 +353,7 @@ impl Builder {
             state: self.program.state_len,
             out,
         };
-        self.program.state_len += net.state_len();
+        self.carry(net.state_len());
         self.program.body.push(Op::DeltaNet(net));
         Stream { buffer: out, cols }
     }

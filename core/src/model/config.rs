@@ -126,12 +126,16 @@ pub struct Recurrence {
 }
 
 impl Recurrence {
+    /// Most numbers in the state of a layer, which has less than a million in the published models.
+    const MAX_STATE: usize = 1 << 22;
+
     fn check(&self, architecture: &str) -> Result<()> {
         let Recurrence { taps, key_heads, value_heads, head_dim } = *self;
         if !(1..=16).contains(&taps) {
             return Err(bad(architecture, "the length of convolutions", taps as f64, "1 to 16"));
         }
-        if value_heads == 0 {
+        // Only LFM2, whose layers have nothing but a convolution.
+        if value_heads == 0 && key_heads == 0 && head_dim == 0 {
             return Ok(());
         }
         if !(1..=1 << 12).contains(&value_heads) {
@@ -143,6 +147,10 @@ impl Recurrence {
         }
         if !(1..=ModelConfig::MAX_HEAD_DIM).contains(&head_dim) {
             return Err(bad(architecture, "ssm.state_size", head_dim as f64, "1 to 4096"));
+        }
+        if value_heads * head_dim > Self::MAX_STATE / head_dim {
+            let expected = "at most 4194304 numbers in the state of a layer";
+            return Err(bad(architecture, "ssm.state_size", head_dim as f64, expected));
         }
         Ok(())
     }

@@ -106,6 +106,9 @@ fn read(c: &mut ModelConfig, meta: &Keys<'_, '_>, _: &Header<'_>) -> Result<()> 
         value_heads: size("ssm.time_step_rank")?,
         head_dim: size("ssm.state_size")?,
     };
+    if recurrence.value_heads == 0 {
+        return Err(bad(meta.architecture, "ssm.time_step_rank", 0.0, "at least 1"));
+    }
     c.recurrence = Some(recurrence);
     // Checked here, as tensors' shapes follow from the others.
     if recurrence.value_heads.checked_mul(recurrence.head_dim) != Some(inner) {

@@ -25,8 +25,7 @@ pub(in crate::cpu) fn run<B: ModelBytes>(
     let [x, out] = scratch.buffers.disjoint([(x, rows.len() * width), (out, rows.len() * cols)])?;
     for segment in rows.segments() {
         let rows = segment.row..segment.row + segment.tokens.len();
-        let cache = &mut *caches[segment.sequence];
-        let state = &mut cache.state()?[state..state + (taps - 1) * cols];
+        let state = &mut caches[segment.sequence].recurrent.current()[state..state + (taps - 1) * cols];
         let (x, out) =
             (&mut x[rows.start * width..rows.end * width], &mut out[rows.start * cols..rows.end * cols]);
         dispatch(context.isa, CausalConv { x, weight, cols, taps, gated, silu, state, out });

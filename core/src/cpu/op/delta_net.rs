@@ -43,7 +43,7 @@ pub(in crate::cpu) fn run<B: ModelBytes>(
     });
     for segment in rows.segments() {
         let rows = segment.row..segment.row + segment.tokens.len();
-        let state = &mut caches[segment.sequence].state()?[op.state..op.state + op.state_len()];
+        let state = &mut caches[segment.sequence].recurrent.current()[op.state..op.state + op.state_len()];
         let each = op.key_dim * op.value_dim;
         // A head's rows are computed one after another; heads do not depend on each other.
         for (head, state) in state.chunks_exact_mut(each).enumerate() {

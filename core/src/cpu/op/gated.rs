@@ -117,7 +117,10 @@ mod tests {
                         libm::sqrt(2.0 / core::f64::consts::PI) * (wide + 0.044_715 * wide * wide * wide),
                     ));
             let relu = wide.max(0.0) * wide.max(0.0);
-            for (activation, want) in [(Activation::GeluTanh, gelu), (Activation::Relu2, relu)] {
+            let sigmoid = 1.0 / (1.0 + libm::exp(-wide));
+            let of =
+                [(Activation::GeluTanh, gelu), (Activation::Relu2, relu), (Activation::Sigmoid, sigmoid)];
+            for (activation, want) in of {
                 for isa in Isa::available() {
                     let mut gate = [x; 3];
                     gated(isa, activation, &mut gate, &[1.5, 0.0, -2.0]);
