@@ -126,7 +126,7 @@ pub struct Recurrence {
 }
 
 impl Recurrence {
-    /// Most numbers in the state of a layer, which has less than a million in the published models.
+    /// Maximum number of numbers in the state of a layer, which has less than a million in the published models.
     const MAX_STATE: usize = 1 << 22;
 
     fn check(&self, architecture: &str) -> Result<()> {
