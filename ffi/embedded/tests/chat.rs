@@ -192,7 +192,7 @@ fn long_messages_do_not_allocate_with_a_template_that_has_instructions() {
     let at = file.windows(key.len()).position(|bytes| bytes == key).unwrap() + key.len() + 4;
     let len = u64::from_le_bytes(file[at..at + 8].try_into().unwrap()) as usize;
     // The words that SmolLM2's is detected by.
-    let words = "loop.first and messages[0]['role'] != 'system' <|im_start|>system add_generation_prompt \
+    let words = "add_generation_prompt loop.first and messages[0]['role'] != 'system' <|im_start|>system\n\
                  You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>";
     file[at + 8..][..len].copy_from_slice(format!("{words:len$}").as_bytes());
     let plain = Chat::new(self::file()).send(COW).0;
