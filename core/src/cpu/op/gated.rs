@@ -129,7 +129,9 @@ mod tests {
                         "{activation:?} {x}: {} {want}",
                         gate[0]
                     );
-                    assert!(gate[1] == 0.0 && (gate[2] * -0.75 - gate[0]).abs() <= gate[0].abs() * 2e-7 + 1e-37);
+                    assert!(
+                        gate[1] == 0.0 && (gate[2] * -0.75 - gate[0]).abs() <= gate[0].abs() * 2e-7 + 1e-37
+                    );
                 }
             }
             x += 0.173;
