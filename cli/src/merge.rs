@@ -1,4 +1,4 @@
-//! `shohin merge`: adapters (LoRA) added to the weights of a model.
+//! `shohin merge`: several models as one, or adapters (LoRA) added to the weights of a model.
 
 use crate::convert::{cells, check_out, tensor_json, with_progress};
 use crate::error::{CliError, Context, Result};
@@ -6,39 +6,77 @@ use crate::eval::{WINDOW, score};
 use crate::input::{place, read_text};
 use crate::model::{LayoutArgs, Lora};
 use crate::terminal::{self, bytes};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
-use shohin::convert::{ConvertOptions, Converted, ConvertedTensor, FileType, Merge, TensorRule, merge};
+use shohin::convert::{
+    ConvertOptions, Converted, ConvertedTensor, FileType, Merge, MergeMethod, ModelMerge, TensorRule, merge,
+    merge_models,
+};
 use shohin::core::tokenizer::Special;
 use shohin::{Builder, Model};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Add adapters (LoRA) to the weights of a model
+/// Combine models, or add adapters (LoRA) to the weights of one
 ///
-/// Writes a GGUF file that needs no --lora: W + SCALE (alpha / r) B A for each adapted matrix, computed in 64 bits. BASE is a
-/// GGUF file or a Hugging Face folder. Formats are as from `shohin quantize`: with --type, every matrix gets TYPE; without it,
-/// each keeps its own. Tensors that no adapter changes keep their bytes where they keep their format.
+/// With --method, the weights of several models that were made from the same one become those of one model. linear is their mean
+/// by --weights; slerp goes from the first of two to the second along an arc, as far as --t says; task adds what each has learned,
+/// by --weights, to the model --base; ties adds only the largest part of that (--density) where models agree in sign, and dare a
+/// random part. Everything else, such as the tokenizer and the formats of tensors, is the first model's. Prints for each tensor how
+/// much it changed from the first model.
+///
+/// With --lora, writes what needs no --lora: W + SCALE (alpha / r) B A for each adapted matrix, computed in 64 bits. With --type,
+/// every matrix gets TYPE; without it, each keeps its own. Tensors that no adapter changes keep their bytes where they keep
+/// their format.
 /// Prints for each adapted matrix the error, as the root of the mean square relative to that of the sum; the change of the
 /// weights, relative to that of the adapters; and kept, the part of the adapters that is in it: 0 % if all was rounded away.
 /// The change is also what rounding did to the weights.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-1-bit and ternary formats are refused for adapted matrices, since small changes are rounded away in them: merge into f16 or
-q8_0, or leave the adapter beside the weights (--lora). --requantize writes them nevertheless, and with --text shows the
-perplexity of the base, of the base with --lora, and of the file.
+1-bit and ternary formats are refused for weights that change, since small changes are rounded away in them: merge into f16 or
+q8_0, or leave an adapter beside the weights (--lora). --requantize writes them nevertheless, and with --text shows the
+perplexity of the models before, and of the file.
 
 Examples:
+  shohin merge poet.gguf sql.gguf --method linear --weights 0.3,0.7 --out both.gguf
+  shohin merge poet.gguf sql.gguf --method slerp --t 0.4 --out both.gguf
+  shohin merge poet.gguf sql.gguf --method ties --base qwen3-f16.gguf --density 0.3 --out both.gguf
+  shohin merge poet-folder sql-folder --method task --base Qwen3-0.6B --weights 1,0.5 --out both-folder
   shohin merge bonsai-1.7b.gguf --lora poet.gguf --type f16 --out poet-1.7b.gguf
   shohin merge qwen3-f16.gguf --lora poet.gguf=0.5 --lora sql-folder --type q8_0 --out both.gguf
   shohin merge qwen3-f16.gguf --lora poet.gguf --type q4_k_m --text story.txt --out poet-q4_k_m.gguf
   shohin merge poet-f32.gguf --lora poet.gguf=-1 --out base-f32.gguf")]
 pub(crate) struct MergeArgs {
-    /// The model, a GGUF file or a Hugging Face folder
-    base: PathBuf,
-    /// The adapter, a GGUF file or a folder that PEFT has saved, at SCALE, or 1 without one; several add up, and -1 takes one
+    /// The models, or the one that adapters are added to: GGUF files or Hugging Face folders
+    #[arg(required = true, value_name = "MODEL")]
+    models: Vec<PathBuf>,
+    /// How models are combined
+    #[arg(long, conflicts_with = "lora", required_unless_present = "lora")]
+    method: Option<Method>,
+    /// The share of each model: with linear, divided by their sum; with task, ties and dare, as they are [default: 1 for each]
+    #[arg(
+        long,
+        value_name = "W,...",
+        value_delimiter = ',',
+        allow_hyphen_values = true,
+        requires = "method"
+    )]
+    weights: Option<Vec<f64>>,
+    /// With slerp, how far to go from the first model to the second, 0 to 1 [default: 0.5]
+    #[arg(long, value_name = "T", requires = "method")]
+    t: Option<f64>,
+    /// The model that the others were made from, for task, ties and dare
+    #[arg(long, value_name = "MODEL", requires = "method")]
+    base: Option<PathBuf>,
+    /// With ties and dare, the part of each difference from the base that is kept [default: 0.5]
+    #[arg(long, value_name = "PART", requires = "method")]
+    density: Option<f64>,
+    /// With dare, the seed of the random choice [default: 0]
+    #[arg(long, value_name = "N", requires = "method")]
+    seed: Option<u64>,
+    /// An adapter, a GGUF file or a folder that PEFT has saved, at SCALE, or 1 without one; several add up, and -1 takes one
     /// out again
-    #[arg(long, value_name = "FILE[=SCALE]", value_parser = str::parse::<Lora>, required = true)]
+    #[arg(long, value_name = "FILE[=SCALE]", value_parser = str::parse::<Lora>)]
     lora: Vec<Lora>,
     /// Format of matrices, such as f16, f32, bf16, q8_0, q6_k or q4_k_m; unless set, each keeps its own
     #[arg(long, value_name = "TYPE")]
@@ -46,10 +84,10 @@ pub(crate) struct MergeArgs {
     /// Format of the tensors whose names match a pattern, as for `shohin quantize`. The last one that matches counts
     #[arg(long, value_name = "PATTERN=TYPE")]
     tensor: Vec<TensorRule>,
-    /// The file to write
-    #[arg(short, long, value_name = "FILE.gguf")]
+    /// What to write: a GGUF file by its extension, or, of models, else a Hugging Face folder
+    #[arg(short, long, value_name = "OUT")]
     out: PathBuf,
-    /// Write adapted matrices in 1-bit and ternary formats, too
+    /// Write matrices that change in 1-bit and ternary formats, too
     #[arg(long, requires = "text")]
     requantize: bool,
     /// Measure the perplexity of this text before and after; "-" is standard input
@@ -65,8 +103,59 @@ pub(crate) struct MergeArgs {
     layout: LayoutArgs,
 }
 
+/// The method of `--method`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Method {
+    /// The mean of the weights
+    Linear,
+    /// Along the arc between two models
+    Slerp,
+    /// Task arithmetic: differences from the base, added to it
+    Task,
+    /// The largest differences, where signs agree
+    Ties,
+    /// A random part of the differences, where signs agree
+    Dare,
+}
+
+impl MergeArgs {
+    /// How models are combined, if no adapter is merged. Options that belong to another method are refused.
+    fn how(&self) -> Result<Option<ModelMerge>> {
+        let Some(method) = self.method else {
+            return match self.models.len() {
+                1 => Ok(None),
+                found => {
+                    Err(CliError::usage(format_args!("--lora: expected one MODEL to add to, found {found}")))
+                }
+            };
+        };
+        let (ties, dare) = (method == Method::Ties, method == Method::Dare);
+        for (name, given, belongs) in [
+            ("--t", self.t.is_some(), method == Method::Slerp),
+            ("--density", self.density.is_some(), ties || dare),
+            ("--seed", self.seed.is_some(), dare),
+        ] {
+            if given && !belongs {
+                return Err(CliError::usage(format_args!("{name} is not an option of this --method")));
+            }
+        }
+        let density = self.density.unwrap_or(0.5);
+        let mut how = ModelMerge::new(match method {
+            Method::Linear => MergeMethod::Linear,
+            Method::Slerp => MergeMethod::Slerp { t: self.t.unwrap_or(0.5) },
+            Method::Task => MergeMethod::Task,
+            Method::Ties => MergeMethod::Ties { density },
+            Method::Dare => MergeMethod::Dare { density, seed: self.seed.unwrap_or(0) },
+        });
+        how.weights = self.weights.clone();
+        how.base = self.base.clone();
+        Ok(Some(how))
+    }
+}
+
 pub(crate) fn run(args: &MergeArgs) -> Result {
     check_out(&args.out)?;
+    let how = args.how()?;
     // Before anything is measured.
     if args.out.is_file() && !args.force {
         return Err(CliError::usage(format_args!(
@@ -78,22 +167,86 @@ pub(crate) fn run(args: &MergeArgs) -> Result {
         Some(path) => Some((place(path), read_text(path)?)),
         None => None,
     };
-    let mut perplexity = Vec::new();
-    let (builder, base) = (Model::builder().cpu().id42(args.layout.id42), &args.base);
+    let mut perplexity: Vec<(String, f64)> = Vec::new();
+    let builder = Model::builder().cpu().id42(args.layout.id42);
     let adapted = |builder: Builder| args.lora.iter().fold(builder, |b, l| b.adapter(&l.path, l.scale));
     if let Some(text) = &text {
-        perplexity.push(("base", measure(&builder, base, text)?));
-        perplexity.push(("base with --lora", measure(&adapted(builder.clone()), base, text)?));
+        for (i, model) in args.models.iter().enumerate() {
+            let name = if how.is_none() { "base".into() } else { format!("model {}", i + 1) };
+            perplexity.push((name, measure(&builder, model, text)?));
+            if how.is_none() {
+                let with = measure(&adapted(builder.clone()), model, text)?;
+                perplexity.push(("base with --lora".into(), with));
+            }
+        }
     }
     let mut options = ConvertOptions::new().rules(args.tensor.clone()).replace(args.force);
     options = options.id42(args.layout.id42).requantize(args.requantize);
     options.file_type = args.r#type;
-    let adapters: Vec<(PathBuf, f32)> = args.lora.iter().map(|l| (l.path.clone(), l.scale)).collect();
-    let done = with_progress(|progress| merge(base, &adapters, &args.out, &options, progress))?;
+    let done = match &how {
+        Some(how) => {
+            with_progress(|progress| merge_models(&args.models, how, &args.out, &options, progress))?
+        }
+        None => {
+            let adapters: Vec<(PathBuf, f32)> = args.lora.iter().map(|l| (l.path.clone(), l.scale)).collect();
+            with_progress(|progress| merge(&args.models[0], &adapters, &args.out, &options, progress))?
+        }
+    };
     if let Some(text) = &text {
-        perplexity.push(("merged", measure(&builder, &args.out, text)?));
+        perplexity.push(("merged".into(), measure(&builder, &args.out, text)?));
     }
-    report(args, &done, &perplexity)
+    match how {
+        Some(_) => report_models(args, &done, &perplexity),
+        None => report(args, &done, &perplexity),
+    }
+}
+
+/// Says how much the tensors of the first model have changed.
+fn report_models(args: &MergeArgs, done: &Converted, perplexity: &[(String, f64)]) -> Result {
+    let change = |merge: &Merge| if merge.change == 0.0 { 0.0 } else { merge.change / merge.sum };
+    let changed: Vec<(&ConvertedTensor, &Merge)> =
+        done.tensors.iter().filter_map(|tensor| Some((tensor, tensor.merge.as_ref()?))).collect();
+    let whole = Merge::total(changed.iter().map(|(_, merge)| *merge));
+    let mut out = io::stdout().lock();
+    if args.json {
+        let tensors = done.tensors.iter().map(|tensor| {
+            let mut object = tensor_json(tensor);
+            object["change"] = json!(tensor.merge.as_ref().map(change));
+            object
+        });
+        let perplexity: serde_json::Map<String, _> =
+            perplexity.iter().map(|(name, x)| (name.clone(), json!(x))).collect();
+        let object = json!({
+            "bytes": done.bytes,
+            "error": whole.relative_error(),
+            "change": change(&whole),
+            "perplexity": perplexity,
+            "tensors": tensors.collect::<Vec<_>>(),
+        });
+        writeln!(out, "{object}")?;
+        return Ok(());
+    }
+    let head = ["tensor", "shape", "from", "to", "error", "change"].map(String::from).to_vec();
+    let row = |(tensor, merge): &(&ConvertedTensor, &Merge)| {
+        [cells(tensor), vec![percent(merge.relative_error()), percent(change(merge))]].concat()
+    };
+    let rows: Vec<_> = [head].into_iter().chain(changed.iter().map(row)).collect();
+    terminal::table(&mut out, &rows, &[false, true, false, false, true, true])?;
+    writeln!(
+        out,
+        "\n  {}: {} tensors, {}. They changed by {} of their size from {}; the error of their formats is {}.",
+        args.out.display(),
+        done.tensors.len(),
+        bytes(done.bytes),
+        percent(change(&whole)),
+        args.models[0].display(),
+        percent(whole.relative_error())
+    )?;
+    for (name, perplexity) in perplexity {
+        let text = args.text.as_deref().map_or_else(String::new, place);
+        writeln!(out, "  Perplexity of {text}, {name}: {perplexity:.4}")?;
+    }
+    Ok(())
 }
 
 /// The perplexity of a text, with its name.
@@ -108,7 +261,7 @@ fn measure(builder: &Builder, path: &Path, (place, text): &(String, String)) -> 
     Ok(score(&model, &tokens, window, window / 2, place).context(place)?.mean().exp())
 }
 
-fn report(args: &MergeArgs, done: &Converted, perplexity: &[(&str, f64)]) -> Result {
+fn report(args: &MergeArgs, done: &Converted, perplexity: &[(String, f64)]) -> Result {
     let merged: Vec<(&ConvertedTensor, &Merge)> =
         done.tensors.iter().filter_map(|tensor| Some((tensor, tensor.merge.as_ref()?))).collect();
     let whole = Merge::total(merged.iter().map(|(_, merge)| *merge));
@@ -122,7 +275,7 @@ fn report(args: &MergeArgs, done: &Converted, perplexity: &[(&str, f64)]) -> Res
             object
         });
         let perplexity: serde_json::Map<String, _> =
-            perplexity.iter().map(|(name, x)| ((*name).to_string(), json!(x))).collect();
+            perplexity.iter().map(|(name, x)| (name.clone(), json!(x))).collect();
         let object = json!({
             "bytes": done.bytes,
             "error": whole.relative_error(),

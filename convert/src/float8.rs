@@ -6,6 +6,7 @@ use safetensors::tensor::Dtype;
 use shohin_core::{Format, quant};
 
 /// A matrix of floats of 8 bits, `w = value scale`, or `w = value` without scales.
+#[derive(Clone)]
 pub(crate) struct Float8<'f> {
     kind: Kind,
     /// A byte per weight.
@@ -14,6 +15,7 @@ pub(crate) struct Float8<'f> {
 }
 
 /// A scale for each block of rows and columns; the last ones may be smaller.
+#[derive(Clone)]
 struct Scales<'f> {
     /// Rows and columns of a block.
     block: [usize; 2],

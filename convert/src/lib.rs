@@ -6,8 +6,10 @@
 
 #![forbid(unsafe_code)]
 
+mod combine;
 mod config;
 mod delta;
+mod edit;
 mod error;
 mod file_type;
 mod float8;
@@ -38,6 +40,7 @@ mod to_peft;
 mod tokenizer;
 mod vocabulary;
 
+pub use combine::{MergeMethod, ModelMerge, merge_models};
 pub use error::{ConvertError, Error, Result};
 pub use file_type::{FileType, Int8, Mix};
 pub use initial::initial;

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::delta::{Deltas, Sums};
+use crate::edit::Edit;
 use crate::error::{ConvertError, Error, Result};
 use crate::file_type::{FileType, Layers};
 use crate::folder::Folder;
@@ -11,7 +12,7 @@ use crate::report::ConvertedTensor;
 use crate::rules::{TensorRule, choose};
 use crate::tensor::{self, Tensor};
 use crate::{pooling, tokenizer};
-use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, ReadOptions, Value};
+use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, Header, ReadOptions, Value};
 use shohin_core::model::lora;
 use shohin_core::quant::WeightClass;
 use shohin_core::{Format, ModelConfig, Tokenizer};
@@ -26,6 +27,8 @@ pub(crate) struct Plan<'f> {
     body: GgufBody,
     /// In the order of the file.
     tensors: Vec<(Tensor<'f>, Format)>,
+    /// What computes weights from those of the source.
+    edit: Option<&'f dyn Edit>,
 }
 
 /// Metadata that depend on the formats of tensors.
@@ -134,18 +137,17 @@ impl<'f> Plan<'f> {
             )?;
         }
         let (header, body) = (w.header()?, w.body());
-        let plan = Plan { source, header, body, tensors };
+        let plan = Plan { source, header, body, tensors, edit: None };
         plan.check()?;
         Ok(plan)
     }
 
     /// Checks that this library would load the file, and find in it what is planned: nothing has been written yet.
     fn check(&self) -> Result<(), ConvertError> {
-        let mut stream = GgufStream::new(self.len(), ReadOptions::default());
-        stream.push(&self.header, &mut |_| Ok(()))?;
-        let (expected, found) = (self.len(), self.header.len() as u64);
-        let incomplete = shohin_core::Error::Length { what: "header", expected, found };
-        let header = stream.header()?.ok_or(incomplete)?;
+        self.header(|header| self.check_header(header))
+    }
+
+    fn check_header(&self, header: &Header<'_>) -> Result<(), ConvertError> {
         // An id may mean several formats, of which readers choose one by the rest of the header.
         for ((tensor, format), info) in self.tensors.iter().zip(header.tensors()) {
             let len = (tensor.rows * tensor.row_bytes(*format)) as u64;
@@ -159,9 +161,38 @@ impl<'f> Plan<'f> {
                 return Err(ConvertError::tensor(&tensor.name, problem));
             }
         }
-        ModelConfig::from_header(&header)?.program().bind(&header)?;
+        ModelConfig::from_header(header)?.program().bind(header)?;
         Tokenizer::from_metadata(header.metadata())?;
         Ok(())
+    }
+
+    /// Has `edit` compute weights.
+    ///
+    /// # Errors
+    /// Those of [`Edit::check`].
+    pub(crate) fn edited(mut self, edit: &'f dyn Edit) -> Result<Self> {
+        let mut changed = self.tensors.iter().filter(|(tensor, _)| edit.changes(tensor));
+        let checked = changed.try_for_each(|(tensor, format)| edit.check(tensor, *format));
+        checked.map_err(|error| error.at(self.source))?;
+        self.edit = Some(edit);
+        Ok(self)
+    }
+
+    /// The tensors, in the order of the file.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor<'f>> {
+        self.tensors.iter().map(|(tensor, _)| tensor)
+    }
+
+    /// Calls `read` with the header of the file.
+    pub(crate) fn header<T>(
+        &self,
+        read: impl FnOnce(&Header<'_>) -> Result<T, ConvertError>,
+    ) -> Result<T, ConvertError> {
+        let mut stream = GgufStream::new(self.len(), ReadOptions::default());
+        stream.push(&self.header, &mut |_| Ok(()))?;
+        let (expected, found) = (self.len(), self.header.len() as u64);
+        let incomplete = shohin_core::Error::Length { what: "header", expected, found };
+        read(&stream.header()?.ok_or(incomplete)?)
     }
 
     /// Bytes of the file.
@@ -177,6 +208,11 @@ impl<'f> Plan<'f> {
         let mut piece = Vec::new();
         let mut report = Vec::new();
         for (tensor, format) in &self.tensors {
+            let edit = self.edit.filter(|edit| edit.changes(tensor));
+            let new = edit.map(|edit| edit.weights(tensor)).transpose();
+            let new = new.map_err(|error| error.at(self.source))?;
+            let edited = new.as_deref().map(|new| tensor.edited(new));
+            let tensor = edited.as_ref().unwrap_or(tensor);
             let row_bytes = tensor.row_bytes(*format);
             let mut sums = Sums::default();
             let most = tensor.share() * workers;
@@ -209,14 +245,14 @@ fn merged<'f>(tensors: Vec<Tensor<'f>>, deltas: &Deltas<'f>) -> Result<Vec<Tenso
 }
 
 /// Refuses formats in which deltas would be rounded away.
-fn holds_deltas(name: &str, format: Format) -> Result<(), ConvertError> {
+pub(crate) fn holds_deltas(name: &str, format: Format) -> Result<(), ConvertError> {
     let kind = match format.class() {
         WeightClass::Float | WeightClass::Integer => return Ok(()),
         WeightClass::OneBit => "1-bit",
         WeightClass::Ternary => "ternary",
     };
     let problem = format!(
-        "would be {} with what an adapter adds, but {kind} weights round such small changes away, expected a format of more bits such as f16 or q8_0",
+        "would be {} with what is added to it, but {kind} weights round such small changes away, expected a format of more bits such as f16 or q8_0",
         format.name()
     );
     Err(ConvertError::tensor(name, problem))

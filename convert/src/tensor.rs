@@ -33,6 +33,8 @@ pub(crate) struct Tensor<'f> {
     shared: Option<Shared>,
     /// What is added to the weights, in the order of the rows that are written.
     deltas: Vec<Delta<'f>>,
+    /// `(rows, cols)`: the weights to write, in place of those of the source.
+    new: Option<&'f [f32]>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +55,7 @@ pub(crate) struct Module<'f> {
 }
 
 /// Weights as the source stores them.
+#[derive(Clone)]
 pub(crate) enum Weights<'f> {
     /// Rows of this format.
     Stored(Format, &'f [u8]),
@@ -96,6 +99,7 @@ pub(crate) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertErr
             columns: Order::Same,
             shared: None,
             deltas: Vec::new(),
+            new: None,
         })
     };
     gguf.tensors().iter().map(tensor).collect()
@@ -158,7 +162,18 @@ pub(crate) fn of_modules<'f>(
         let (order, columns) = orders(order, &name, [rows, cols], &config.head_counts(), Direction::ToGguf)?;
         let matrices = vec![weights.changed(values, Direction::ToGguf, rows * cols)?];
         let deltas = Vec::new();
-        all.push(Tensor { name, rows, cols, vector, matrices, order, columns, shared: None, deltas });
+        all.push(Tensor {
+            name,
+            rows,
+            cols,
+            vector,
+            matrices,
+            order,
+            columns,
+            shared: None,
+            deltas,
+            new: None,
+        });
     }
     for (name, experts) in experts {
         all.push(stacked(name, experts, config.experts)?);
@@ -174,6 +189,7 @@ pub(crate) fn of_modules<'f>(
             columns: Order::Same,
             shared: None,
             deltas: Vec::new(),
+            new: None,
         });
     }
     // Layer 2 before layer 10.
@@ -212,7 +228,7 @@ fn stacked<'f>(
     let [_, cols] = shape.unwrap_or_default();
     let (order, columns) = (Order::Same, Order::Same);
     let deltas = Vec::new();
-    Ok(Tensor { name, rows, cols, vector: false, matrices, order, columns, shared: None, deltas })
+    Ok(Tensor { name, rows, cols, vector: false, matrices, order, columns, shared: None, deltas, new: None })
 }
 
 /// The tensors of a GGUF file under the names of a folder, in its order.
@@ -367,7 +383,59 @@ impl<'f> Tensor<'f> {
 
     /// Whether something is added to the weights.
     pub(crate) fn is_merged(&self) -> bool {
-        !self.deltas.is_empty()
+        !self.deltas.is_empty() || self.new.is_some()
+    }
+
+    /// This tensor with other weights, `(rows, cols)` in the order that is written.
+    pub(crate) fn edited<'n>(&self, new: &'n [f32]) -> Tensor<'n>
+    where
+        'f: 'n,
+    {
+        let shared = self.shared.map(|shared| match shared {
+            Shared::Row => Shared::Row,
+            Shared::Matrix(..) => {
+                let most = largest(new);
+                let at = new.iter().position(|value| value.abs() == most).unwrap_or(0);
+                Shared::Matrix(most, at / self.cols.max(1))
+            }
+        });
+        Tensor {
+            name: self.name.clone(),
+            rows: self.rows,
+            cols: self.cols,
+            vector: self.vector,
+            matrices: self.matrices.clone(),
+            order: self.order,
+            columns: self.columns,
+            shared,
+            deltas: Vec::new(),
+            new: Some(new),
+        }
+    }
+
+    /// All weights, `(rows, cols)`, in the order that is written.
+    pub(crate) fn numbers(&self) -> Result<Vec<f32>, ConvertError> {
+        let mut numbers = vec![0.0; self.rows * self.cols];
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        let share = self.rows.div_ceil(workers).max(1);
+        let read = |first: usize, numbers: &mut [f32]| -> Result<(), ConvertError> {
+            let mut rows = Rows::of(self)?;
+            for (i, out) in numbers.chunks_exact_mut(self.cols.max(1)).enumerate() {
+                rows.read(first + i)?;
+                out.copy_from_slice(&rows.values);
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let shares = numbers.chunks_mut((share * self.cols).max(1)).enumerate();
+            let work = shares.map(|(i, numbers)| scope.spawn(move || read(i * share, numbers)));
+            let workers: Vec<_> = work.collect();
+            let join = |worker: thread::ScopedJoinHandle<'_, _>| {
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            workers.into_iter().try_for_each(join)
+        })?;
+        Ok(numbers)
     }
 
     /// Writes rows from `first` to `out`, whole rows of `format`, on all cores; returns sums over the weights, as far as
@@ -533,7 +601,8 @@ impl<'t, 'f> Rows<'t, 'f> {
     fn of(tensor: &'t Tensor<'f>) -> Result<Self, ConvertError> {
         let cols = tensor.cols;
         let merged = tensor.is_merged();
-        let deltas = merged.then(|| DeltaRows::new(&tensor.deltas, cols)).transpose()?;
+        let added = !tensor.deltas.is_empty();
+        let deltas = added.then(|| DeltaRows::new(&tensor.deltas, cols)).transpose()?;
         let own = if merged { cols } else { 0 };
         Ok(Rows { tensor, deltas, base: vec![0.0; own], delta: vec![0.0; own], values: vec![0.0; cols] })
     }
@@ -550,6 +619,15 @@ impl<'t, 'f> Rows<'t, 'f> {
             both.for_each(|(value, delta)| *value = (f64::from(*value) + delta) as f32);
             self.tensor.finite(source, &self.values)?;
         }
+        if let Some(new) = self.tensor.new {
+            self.base.copy_from_slice(&self.values);
+            let cols = self.values.len();
+            self.values.copy_from_slice(&new[row * cols..][..cols]);
+            self.tensor.finite(row, &self.values)?;
+            for (delta, (new, base)) in self.delta.iter_mut().zip(self.values.iter().zip(&self.base)) {
+                *delta = f64::from(*new) - f64::from(*base);
+            }
+        }
         Ok(())
     }
 
@@ -560,7 +638,7 @@ impl<'t, 'f> Rows<'t, 'f> {
 
     /// Counts the row that was read, and stored as `written`.
     fn count(&self, written: &[f32], sums: &mut Sums) {
-        if self.deltas.is_some() {
+        if self.tensor.is_merged() {
             return sums.merged(&self.base, &self.delta, written);
         }
         for (&w, &written) in self.values.iter().zip(written) {

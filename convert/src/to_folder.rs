@@ -9,10 +9,11 @@ use crate::folder::{NAME, WEIGHTS, parts_of_model};
 use crate::json::pretty;
 use crate::names::is_convolution;
 use crate::options::ConvertOptions;
+use crate::plan::Plan;
 use crate::report::{Converted, ConvertedTensor};
 use crate::source::Source;
 use crate::tensor::{self, Tensor};
-use crate::{pooling, tokenizer};
+use crate::{pooling, to_gguf, tokenizer};
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use serde_json::{Map, Value, json};
 use shohin_core::gguf::Gguf;
@@ -70,6 +71,26 @@ pub fn convert_to_folder(
         let _ = fs::remove_dir(out);
     }
     done
+}
+
+/// Writes the model that `plan` describes as the folder `out`.
+pub(crate) fn of_plan(
+    plan: &Plan<'_>,
+    out: &Path,
+    options: &ConvertOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Converted> {
+    if !options.replace && [WEIGHTS, CONFIG].iter().any(|file| out.join(file).exists()) {
+        return Err(ConvertError::Exists.at(out));
+    }
+    // Beside the folder, where there is room for it; it has no name that stays.
+    let failed = failed("write", out);
+    let mut file = NewFile::create(&out.with_extension("gguf")).map_err(failed)?;
+    let done = to_gguf::fill(plan, out, &mut file, progress)?;
+    file.flush().map_err(failed)?;
+    let plain = ConvertOptions::new().replace(options.replace);
+    let folder = convert_to_folder(file.unfinished(), out, &plain, |_, _| ())?;
+    Ok(Converted { bytes: folder.bytes, ..done })
 }
 
 /// A folder to be.

@@ -49,10 +49,7 @@ pub(crate) fn write(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Converted> {
     // After the source was opened: whoever is told to replace a file can do so.
-    let create = || match out.file_name().and_then(|name| shard_names(name.to_str()?)) {
-        Some(_) => Err(ConvertError::NameOfPart.at(out)),
-        None => new_file(out, options.replace),
-    };
+    let create = || new_at(out, options);
     if is_folder(source) {
         let folder = Folder::open(source)?;
         let new = create()?;
@@ -64,11 +61,46 @@ pub(crate) fn write(
     save(&Plan::of_gguf(source, &gguf, options, deltas)?, out, new, progress)
 }
 
+/// Whether a model is written to `out` as a GGUF file, not as a folder.
+pub(crate) fn is_file(out: &Path) -> bool {
+    out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// Writes the file that `plan` describes, if it may be written.
+pub(crate) fn save_new(
+    plan: &Plan<'_>,
+    out: &Path,
+    options: &ConvertOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Converted> {
+    let new = new_at(out, options)?;
+    save(plan, out, new, progress)
+}
+
+fn new_at(out: &Path, options: &ConvertOptions) -> Result<NewFile> {
+    match out.file_name().and_then(|name| shard_names(name.to_str()?)) {
+        Some(_) => Err(ConvertError::NameOfPart.at(out)),
+        None => new_file(out, options.replace),
+    }
+}
+
 /// Writes the file that `plan` describes.
 fn save(
     plan: &Plan<'_>,
     out: &Path,
     mut file: NewFile,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Converted> {
+    let done = fill(plan, out, &mut file, progress)?;
+    file.finish().map_err(failed("write", out))?;
+    Ok(done)
+}
+
+/// Writes what `plan` describes to `file`, which becomes `out`.
+pub(crate) fn fill(
+    plan: &Plan<'_>,
+    out: &Path,
+    file: &mut NewFile,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Converted> {
     let failed = failed("write", out);
@@ -80,6 +112,5 @@ fn save(
         progress(written, whole);
         Ok(())
     })?;
-    file.finish().map_err(failed)?;
     Ok(Converted { tensors, bytes: written })
 }
