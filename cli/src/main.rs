@@ -6,6 +6,7 @@ mod bandwidth;
 mod beams;
 #[cfg(not(target_os = "wasi"))]
 mod bench;
+mod calibrate;
 mod chat;
 mod check;
 mod convert;
@@ -41,6 +42,7 @@ mod turn;
 
 #[cfg(not(target_os = "wasi"))]
 use bench::BenchArgs;
+use calibrate::CalibrateArgs;
 use chat::ChatArgs;
 use check::CheckArgs;
 use clap::builder::styling::{AnsiColor, Styles};
@@ -115,6 +117,7 @@ enum Command {
     Convert(ConvertArgs),
     Quantize(QuantizeArgs),
     Merge(MergeArgs),
+    Calibrate(CalibrateArgs),
     #[cfg(not(target_os = "wasi"))]
     Train(Box<TrainArgs>),
     #[cfg(not(target_os = "wasi"))]
@@ -137,7 +140,7 @@ impl Command {
             Command::Eval(args) => Some(&mut args.model),
             Command::Embed(args) => Some(&mut args.model),
             Command::Check(_) | Command::Inspect(_) | Command::Tokenize(_) => None,
-            Command::Convert(_) | Command::Quantize(_) | Command::Merge(_) => None,
+            Command::Convert(_) | Command::Quantize(_) | Command::Merge(_) | Command::Calibrate(_) => None,
             #[cfg(not(target_os = "wasi"))]
             Command::Train(_) | Command::Teach(_) => None,
             #[cfg(not(target_os = "wasi"))]
@@ -188,6 +191,7 @@ impl Command {
             Command::Convert(args) => convert::run(args),
             Command::Quantize(args) => quantize::run(args),
             Command::Merge(args) => merge::run(args),
+            Command::Calibrate(args) => calibrate::run(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Train(args) => train::run(args),
             #[cfg(not(target_os = "wasi"))]

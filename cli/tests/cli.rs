@@ -764,7 +764,7 @@ fn adapters_are_merged_into_weights() {
     assert!(misuse(&refused).contains("it exists already; replace it with --force"));
     let refused = with(&refused, &["--force"]);
     let found = fails(&refused);
-    assert!(found.contains("would be Q1_0 with what an adapter adds, but 1-bit weights round"), "{found}");
+    assert!(found.contains("would be Q1_0 with what is added to it, but 1-bit weights round"), "{found}");
     let told = ok(&with(&refused, &["--requantize", "--text", &text]));
     assert!(told.contains("base with --lora: ") && told.contains("merged: "), "{told}");
     assert!(fails(&["merge", &one, "--lora", &one, "--out", &small, "--force"]).contains("merge-one.gguf"));

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod calibration;
 mod combine;
 mod config;
 mod delta;
@@ -40,6 +41,7 @@ mod to_peft;
 mod tokenizer;
 mod vocabulary;
 
+pub use calibration::{Calibration, CalibrationText, InputStatistics, Range, RangeMethod};
 pub use combine::{MergeMethod, ModelMerge, merge_models};
 pub use error::{ConvertError, Error, Result};
 pub use file_type::{FileType, Int8, Mix};

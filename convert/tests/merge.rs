@@ -290,7 +290,7 @@ fn formats_of_one_bit_are_refused_unless_asked_for() {
         let place = Place::new(if format == Format::Tq2_0 { Format::F16 } else { format });
         let options = ConvertOptions::new().file_type(format);
         let error = place.merged("base.gguf", 1.0, &options).unwrap_err().to_string();
-        let of = format!("would be {} with what an adapter adds, but {kind} weights round", format.name());
+        let of = format!("would be {} with what is added to it, but {kind} weights round", format.name());
         assert!(error.contains("tensor blk.0.") && error.contains(&of), "{error}");
         let (done, _) = place.merged("base.gguf", 1.0, &options.requantize(true)).unwrap();
         assert!(done.tensors.iter().any(|tensor| tensor.to == format && tensor.merge.is_some()));

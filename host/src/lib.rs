@@ -40,6 +40,8 @@
 mod adapted;
 mod beam;
 mod builder;
+#[cfg(feature = "convert")]
+mod calibrate;
 pub mod chat;
 mod choice;
 mod cpu;

@@ -30,7 +30,7 @@ fn hash_of(file: &ModelFile) -> Sha256 {
     hash
 }
 
-#[cfg(any(feature = "mpi", feature = "train"))]
+#[cfg(any(feature = "mpi", feature = "convert"))]
 impl ModelFile {
     /// A hash of samples of its bytes.
     pub(crate) fn fingerprint(&self) -> [u8; 32] {

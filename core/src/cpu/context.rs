@@ -16,6 +16,8 @@ pub(super) struct Context<'f, B> {
     pub(super) pool: &'f dyn Pool,
     /// The other ranks of a split program.
     pub(super) collective: Option<&'f dyn Collective>,
+    #[cfg(feature = "taps")]
+    pub(super) tap: Option<&'f dyn super::tap::Tap>,
 }
 
 impl<B: ModelBytes> Context<'_, B> {

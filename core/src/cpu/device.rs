@@ -50,6 +50,8 @@ pub struct Cpu<'m, B> {
     pages: Option<PagePool>,
     /// The other ranks of a split program.
     collective: Option<Arc<dyn Collective>>,
+    #[cfg(feature = "taps")]
+    tap: Option<Arc<dyn super::tap::Tap>>,
 }
 
 impl<B> core::fmt::Debug for Cpu<'_, B> {
@@ -185,6 +187,8 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             #[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
             pages: None,
             collective: None,
+            #[cfg(feature = "taps")]
+            tap: None,
         })
     }
 
@@ -210,6 +214,8 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             #[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
             pages: None,
             collective: None,
+            #[cfg(feature = "taps")]
+            tap: None,
         })
     }
 
@@ -222,6 +228,12 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
     /// Leaves the group: other ranks then know that this one will not answer.
     pub fn leave_group(&mut self) {
         self.collective = None;
+    }
+
+    /// Shows `tap` each product from now on.
+    #[cfg(feature = "taps")]
+    pub fn set_tap(&mut self, tap: Arc<dyn super::tap::Tap>) {
+        self.tap = Some(tap);
     }
 
     fn plan(weights: &CpuWeights<B>, options: &CpuOptions) -> Result<(CpuOptions, ScratchPlan, usize)> {
@@ -327,8 +339,14 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         }
         let mut scratch = self.plan.take(&mut Arena::new(self.memory.bytes()))?;
         let collective = self.collective.as_deref();
-        let context =
-            Context { weights: &*self.weights, isa: self.options.isa, pool: &*self.pool, collective };
+        let context = Context {
+            weights: &*self.weights,
+            isa: self.options.isa,
+            pool: &*self.pool,
+            collective,
+            #[cfg(feature = "taps")]
+            tap: self.tap.as_deref(),
+        };
         let mut finish = |rows: Rows<'_>, caches: &mut [&mut CpuCache<'m>], scratch: &mut Scratch<'_>| {
             forward::tail(&context, &rows, caches, scratch)?;
             read_out(&context, &rows, scratch, sink, &mut self.last)

@@ -30,6 +30,8 @@ mod recurrent;
 pub mod repack;
 mod scratch;
 pub mod simd;
+#[cfg(feature = "taps")]
+mod tap;
 mod weights;
 mod window;
 
@@ -38,4 +40,6 @@ pub use device::Cpu;
 pub use expand_file::{Expansion, expand_file, expansion};
 pub use isa::{Fused, Isa};
 pub use options::{CpuOptions, MemoryPlan};
+#[cfg(feature = "taps")]
+pub use tap::{Product, Tap};
 pub use weights::CpuWeights;

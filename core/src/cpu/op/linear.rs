@@ -9,6 +9,8 @@ use crate::cpu::context::Context;
 use crate::cpu::isa::Isa;
 use crate::cpu::matmul::{Input, MAX_PRODUCTS, build_lut, lut_len, matmul_each};
 use crate::cpu::scratch::{Inputs, Products, Scratch};
+#[cfg(feature = "taps")]
+use crate::cpu::tap::Product;
 use crate::cpu::weights::Operand;
 use crate::error::Result;
 use crate::model::program::{BufferId, TensorId};
@@ -84,6 +86,27 @@ pub(super) fn gated<B: ModelBytes>(
 
 /// `y (n, rows) = x W^T` for each of `products`, which share `x (n, cols)`.
 pub(super) fn products<B: ModelBytes>(
+    context: &Context<'_, B>,
+    x: &[f32],
+    n: usize,
+    products: &mut [(Operand, &mut [f32])],
+    memory: &mut Products<'_>,
+) -> Result<()> {
+    compute(context, x, n, products, memory)?;
+    #[cfg(feature = "taps")]
+    if let Some(tap) = context.tap {
+        let program = context.weights.program();
+        for (operand, y) in products {
+            let spec = program.tensor(operand.id);
+            let Operand { first, rows, .. } = *operand;
+            let (x, y) = (&x[..n * spec.cols], &y[..n * rows]);
+            tap.product(&Product { name: &spec.name, first, rows, cols: spec.cols, x, y });
+        }
+    }
+    Ok(())
+}
+
+fn compute<B: ModelBytes>(
     context: &Context<'_, B>,
     x: &[f32],
     n: usize,

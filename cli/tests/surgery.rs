@@ -1,0 +1,188 @@
+//! `shohin merge --method`, `calibrate` and `prune`, as a user runs them.
+
+use serde_json::Value;
+use shohin_core::Gguf;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// A folder with small models, where `shohin` runs.
+struct Place(TempDir);
+
+impl Place {
+    /// With `a.gguf`, a model in F32.
+    fn new() -> Place {
+        let place = Place(tempfile::tempdir().unwrap());
+        place.ok(&format!("convert {} --type f32 --out a.gguf", fixture("hf/qwen3").display()));
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn run(&self, args: &str) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
+        command.args(args.split(' ')).current_dir(&self.0).stdin(Stdio::null());
+        command.env("SHOHIN_WEIGHT_CACHE", "none").env("SHOHIN_DEVICE", "cpu").output().unwrap()
+    }
+
+    fn ok(&self, args: &str) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, args: &str) -> Value {
+        serde_json::from_str(&self.ok(args)).unwrap()
+    }
+
+    fn fails(&self, args: &str, problem: &str) {
+        let output = self.run(args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{args}");
+        assert!(text.contains(problem), "{args}: {text}");
+    }
+
+    /// A file like `a.gguf`, in which `change` has changed the numbers of each tensor, given its name.
+    fn changed(&self, name: &str, change: impl Fn(&str, usize, f32) -> f32) {
+        let bytes = fs::read(self.path("a.gguf")).unwrap();
+        let gguf = Gguf::parse(&bytes).unwrap();
+        let mut new = bytes.clone();
+        for info in gguf.tensors() {
+            let data = gguf.data(info);
+            let at = data.as_ptr() as usize - bytes.as_ptr() as usize;
+            for (i, x) in data.as_chunks::<4>().0.iter().enumerate() {
+                let x = change(info.name(), i, f32::from_le_bytes(*x));
+                new[at + 4 * i..][..4].copy_from_slice(&x.to_le_bytes());
+            }
+        }
+        fs::write(self.path(name), new).unwrap();
+    }
+
+    /// The numbers of a tensor in F32.
+    fn tensor(&self, file: &str, name: &str) -> Vec<f32> {
+        let bytes = fs::read(self.path(file)).unwrap();
+        let gguf = Gguf::parse(&bytes).unwrap();
+        let info = gguf.tensors().iter().find(|info| info.name() == name).unwrap();
+        gguf.data(info).as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
+    }
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+/// Different in every tensor and at every place, small against the weights.
+fn noise(name: &str, i: usize) -> f32 {
+    let seed = name.bytes().fold(i as u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+    (seed.wrapping_mul(2_654_435_761) >> 16) as f32 / 65_536.0 - 0.5
+}
+
+#[test]
+fn models_merge_to_a_file_or_a_folder_that_runs() {
+    let place = Place::new();
+    place.changed("b.gguf", |name, i, x| x + 0.1 * noise(name, i));
+    place.changed("c.gguf", |name, i, x| x + 0.1 * noise(name, i + 1000));
+    let names = ["blk.0.attn_q.weight", "blk.1.ffn_down.weight", "output_norm.weight", "token_embd.weight"];
+    let tensors = |name| ["a.gguf", "b.gguf", "c.gguf"].map(|file| place.tensor(file, name));
+
+    place.ok("merge b.gguf c.gguf --method linear --weights 0.3,0.9 --out linear.gguf");
+    let done =
+        place.json("merge b.gguf c.gguf --base a.gguf --method task --weights 0.5,-1 --out task.gguf --json");
+    let change = done["change"].as_f64().unwrap();
+    assert!(change > 0.001 && change < 0.5, "{change}");
+    for name in names {
+        let [a, b, c] = tensors(name);
+        let linear = place.tensor("linear.gguf", name);
+        let task = place.tensor("task.gguf", name);
+        for i in 0..a.len() {
+            assert!((linear[i] - (0.3 * b[i] + 0.9 * c[i]) / 1.2).abs() < 1e-6);
+            assert!((task[i] - (a[i] + 0.5 * (b[i] - a[i]) - (c[i] - a[i]))).abs() < 1e-6);
+        }
+    }
+    // A third of the differences is kept of each; the rest is the base's.
+    place.ok("merge b.gguf c.gguf --base a.gguf --method ties --density 0.3 --out ties.gguf");
+    place.ok("merge b.gguf c.gguf --base a.gguf --method dare --density 0.3 --seed 5 --out dare.gguf");
+    for file in ["ties.gguf", "dare.gguf"] {
+        let (a, found) = (place.tensor("a.gguf", names[0]), place.tensor(file, names[0]));
+        let same = a.iter().zip(&found).filter(|(a, found)| a == found).count() as f64 / a.len() as f64;
+        assert!((0.4..0.65).contains(&same), "{file}: {same}");
+    }
+    // A folder runs like the file.
+    place.ok("merge a.gguf c.gguf --method slerp --t 0.4 --out slerp.gguf");
+    place.ok("merge a.gguf c.gguf --method slerp --t 0.4 --out slerp");
+    let answer = |model| place.ok(&format!("run --raw -m {model} --act f32 --temp 0 -n 8 Hello"));
+    assert_eq!(answer("slerp"), answer("slerp.gguf"));
+}
+
+#[test]
+fn merges_that_make_no_sense_are_refused_before_anything_is_written() {
+    let place = Place::new();
+    place.changed("nan.gguf", |name, i, x| if name.contains("attn_q.") && i == 7 { f32::NAN } else { x });
+    let sprout = fixture("../../models/sprout-nano.gguf");
+    let sprout = sprout.display();
+    for (args, problem) in [
+        ("a.gguf --method linear".into(), "the number of models is 1, expected at least 2"),
+        ("a.gguf a.gguf --method linear --weights 1".into(), "1 for 2 models, expected one for each"),
+        ("a.gguf a.gguf --method linear --weights 1,-1".into(), "the sum of the weights is 0"),
+        ("a.gguf a.gguf --method ties".into(), "the base is missing"),
+        ("a.gguf a.gguf --method slerp --t 1.5".into(), "t of slerp is 1.5, expected 0 to 1"),
+        ("a.gguf a.gguf --method slerp --density 0.5".into(), "--density is not an option of this --method"),
+        ("a.gguf a.gguf --method ties --base a.gguf --density 0".into(), "the density is 0"),
+        (format!("a.gguf {sprout} --method linear"), "tokenizer.ggml.tokens is of 2048 tokens"),
+        (format!("{sprout} {sprout} --method linear"), "would be PQ2_0 with what is added to it"),
+        ("a.gguf nan.gguf --method linear".into(), "has the weight NaN in row"),
+    ] {
+        place.fails(&format!("merge {args} --out out.gguf"), problem);
+        assert!(!place.path("out.gguf").exists(), "{args}");
+    }
+}
+
+#[test]
+fn statistics_are_those_of_transformers() {
+    let place = Place::new();
+    let expected: Value = serde_json::from_slice(&fs::read(fixture("calibration.json")).unwrap()).unwrap();
+    let tokens = expected["tokens"].as_array().unwrap().iter();
+    let bytes: Vec<u8> = tokens.flat_map(|id| (id.as_u64().unwrap() as u32).to_le_bytes()).collect();
+    fs::write(place.path("tokens"), bytes).unwrap();
+    let done =
+        place.json("calibrate a.gguf --tokens tokens --window 24 --out stats --imatrix matrix.gguf --json");
+    assert_eq!(done["texts"][0]["windows"], 2);
+    let inputs = expected["inputs"].as_object().unwrap();
+    assert_eq!((inputs.len(), done["inputs"].as_array().unwrap().len()), (14, 14));
+    for (name, expected) in inputs {
+        let found = done["inputs"].as_array().unwrap().iter().find(|found| found["name"] == **name).unwrap();
+        assert_eq!(found["counts"][0], expected["count"]);
+        for key in ["min", "max", "mean_abs"] {
+            let (found, expected) = (found[key].as_f64().unwrap(), expected[key].as_f64().unwrap());
+            assert!(
+                (found - expected).abs() < 1e-4 * (1.0 + expected.abs()),
+                "{name} {key}: {found} {expected}"
+            );
+        }
+        let squares = place.tensor("matrix.gguf", &format!("{name}.in_sum2"));
+        let wanted: Vec<f64> =
+            expected["squares"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+        assert_eq!(squares.len(), wanted.len());
+        for (found, expected) in squares.iter().zip(wanted) {
+            assert!(
+                (f64::from(*found) - expected).abs() < 1e-4 * (1.0 + expected),
+                "{name}: {found} {expected}"
+            );
+        }
+        assert_eq!(place.tensor("matrix.gguf", &format!("{name}.counts")), [48.0]);
+    }
+    // Both texts count, and what was kept goes on.
+    let more = place.json("calibrate a.gguf --from stats --tokens tokens --window 24 --json");
+    assert_eq!(more["inputs"][0]["counts"][0], 96);
+    assert_eq!(more["texts"].as_array().unwrap().len(), 2);
+    place.fails(
+        "calibrate a.gguf --tokens tokens --window 58",
+        "the number of tokens is 57 for windows of 58",
+    );
+    place.fails("calibrate a.gguf --tokens tokens --window 0", "the window is 0 tokens");
+    place.changed("b.gguf", |name, i, x| x + 0.1 * noise(name, i));
+    place.fails("calibrate b.gguf --from stats --tokens tokens --window 24", "another model than b.gguf");
+}
