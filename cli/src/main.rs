@@ -24,6 +24,8 @@ mod model;
 #[cfg(not(target_os = "wasi"))]
 mod peak_compute;
 mod progress;
+#[cfg(not(target_os = "wasi"))]
+mod prune;
 mod quantize;
 mod reply;
 mod run;
@@ -56,6 +58,8 @@ use inspect::InspectArgs;
 use logits::LogitsArgs;
 use merge::MergeArgs;
 use model::{DeviceArgs, ModelArgs};
+#[cfg(not(target_os = "wasi"))]
+use prune::PruneArgs;
 use quantize::QuantizeArgs;
 use run::RunArgs;
 #[cfg(not(target_os = "wasi"))]
@@ -119,6 +123,8 @@ enum Command {
     Merge(MergeArgs),
     Calibrate(CalibrateArgs),
     #[cfg(not(target_os = "wasi"))]
+    Prune(PruneArgs),
+    #[cfg(not(target_os = "wasi"))]
     Train(Box<TrainArgs>),
     #[cfg(not(target_os = "wasi"))]
     Teach(Box<TeachArgs>),
@@ -142,7 +148,7 @@ impl Command {
             Command::Check(_) | Command::Inspect(_) | Command::Tokenize(_) => None,
             Command::Convert(_) | Command::Quantize(_) | Command::Merge(_) | Command::Calibrate(_) => None,
             #[cfg(not(target_os = "wasi"))]
-            Command::Train(_) | Command::Teach(_) => None,
+            Command::Train(_) | Command::Teach(_) | Command::Prune(_) => None,
             #[cfg(not(target_os = "wasi"))]
             Command::Bench(args) => Some(&mut args.model),
             #[cfg(not(target_os = "wasi"))]
@@ -192,6 +198,8 @@ impl Command {
             Command::Quantize(args) => quantize::run(args),
             Command::Merge(args) => merge::run(args),
             Command::Calibrate(args) => calibrate::run(args),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Prune(args) => prune::run(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Train(args) => train::run(args),
             #[cfg(not(target_os = "wasi"))]

@@ -250,7 +250,7 @@ fn report_models(args: &MergeArgs, done: &Converted, perplexity: &[(String, f64)
 }
 
 /// The perplexity of a text, with its name.
-fn measure(builder: &Builder, path: &Path, (place, text): &(String, String)) -> Result<f64> {
+pub(crate) fn measure(builder: &Builder, path: &Path, (place, text): &(String, String)) -> Result<f64> {
     let model = builder.clone().load(path)?;
     let window = WINDOW.min(model.config().max_context_length);
     let tokens = model.tokenize_with(text, Special::UserDefined);

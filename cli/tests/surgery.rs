@@ -1,6 +1,7 @@
 //! `shohin merge --method`, `calibrate` and `prune`, as a user runs them.
 
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use shohin_core::Gguf;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -185,4 +186,101 @@ fn statistics_are_those_of_transformers() {
     place.fails("calibrate a.gguf --tokens tokens --window 0", "the window is 0 tokens");
     place.changed("b.gguf", |name, i, x| x + 0.1 * noise(name, i));
     place.fails("calibrate b.gguf --from stats --tokens tokens --window 24", "another model than b.gguf");
+}
+
+#[test]
+fn masks_are_those_of_torch() {
+    let place = Place::new();
+    place.changed("b.gguf", |name, i, x| x + 0.1 * noise(name, i));
+    let expected: Value = serde_json::from_slice(&fs::read(fixture("prune.json")).unwrap()).unwrap();
+    let cases = [
+        ("l1 0.5", "--method l1 --sparsity 0.5"),
+        ("l1 0.3", "--method l2 --sparsity 0.3"),
+        ("l1 rows", "--method l1 --structure rows --sparsity 0.3"),
+        ("l2 rows", "--method l2 --structure rows --sparsity 0.3"),
+        ("l1 columns", "--method l1 --structure columns --sparsity 0.3"),
+        ("l2 columns", "--method l2 --structure columns --sparsity 0.3"),
+        ("2:4", "--pattern 2:4"),
+        ("global", "--sparsity 0.4 --global"),
+    ];
+    for (case, options) in cases {
+        place.ok(&format!("prune b.gguf {options} --out out.gguf --force"));
+        let expected = expected[case].as_object().unwrap();
+        assert_eq!(expected.len(), 14);
+        for (name, digest) in expected {
+            let (before, after) = (place.tensor("b.gguf", name), place.tensor("out.gguf", name));
+            assert!(before.iter().zip(&after).all(|(before, after)| *after == 0.0 || before == after));
+            let mask: Vec<u8> = after.iter().map(|w| u8::from(*w != 0.0)).collect();
+            assert_eq!(hex(&Sha256::digest(&mask)), digest.as_str().unwrap(), "{case}: {name}");
+        }
+        assert_eq!(
+            place.tensor("b.gguf", "token_embd.weight"),
+            place.tensor("out.gguf", "token_embd.weight")
+        );
+    }
+    // What is named, and random: as many, others with another seed.
+    let random = |seed| {
+        let args = "prune b.gguf --method random --sparsity 0.25 --tensor token_embd --out out.gguf --force";
+        let done = place.json(&format!("{args} --json --seed {seed}"));
+        assert_eq!(done["sparsity"], 0.25);
+        place.tensor("out.gguf", "token_embd.weight")
+    };
+    assert_ne!(random(1), random(2));
+    assert_eq!(random(1), random(1));
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn parts_leave_the_file_and_training_brings_something_back() {
+    let place = Place::new();
+    let text = "Mia has a red kite. The kite flies over the old mill. A crow takes the string.\n".repeat(8);
+    fs::write(place.path("text"), text).unwrap();
+    let size = |file: &str| fs::metadata(place.path(file)).unwrap().len();
+    for (structure, sparsity) in [("neurons", 0.5), ("layers", 0.5)] {
+        let args =
+            format!("prune a.gguf --structure {structure} --sparsity {sparsity} --text text --json --force");
+        let done = place.json(&format!("{args} --out small.gguf"));
+        assert!(size("small.gguf") < size("a.gguf"), "{structure}");
+        let recovery = "--recover text --steps 12 --lr 1e-3 --row-tokens 64";
+        let better = place.json(&format!("{args} --out better.gguf {recovery}"));
+        assert_eq!(done["perplexity"]["after"], better["perplexity"]["after"]);
+        let of = |name: &str| better["perplexity"][name].as_f64().unwrap();
+        assert!(of("recovered") < of("after"), "{structure}: {better}");
+    }
+    // As many zeros after training as before it.
+    let args = "prune a.gguf --method taylor --pattern 2:4 --text text --row-tokens 64 --force";
+    place.ok(&format!("{args} --recover text --steps 3 --out zeros.gguf"));
+    let weights = place.tensor("zeros.gguf", "blk.0.ffn_up.weight");
+    assert!(weights.chunks(4).all(|four| four.iter().filter(|w| **w == 0.0).count() == 2));
+    // A key and value head, and its two heads of queries, of the built-in model.
+    let sprout = fixture("../../models/sprout.gguf");
+    place.ok(&format!("prune {} --structure heads --sparsity 0.5 --out heads.gguf", sprout.display()));
+    let bytes = fs::read(place.path("heads.gguf")).unwrap();
+    let gguf = Gguf::parse(&bytes).unwrap();
+    let key = |name: &str| gguf.metadata().u32(&format!("qwen3.attention.{name}")).unwrap();
+    assert_eq!(["head_count", "head_count_kv", "key_length"].map(key), [Some(2), Some(1), Some(64)]);
+    place.ok("run -m heads.gguf -n 4 Hello");
+}
+
+#[test]
+fn prunings_that_make_no_sense_are_refused_before_anything_is_written() {
+    let place = Place::new();
+    let q1 = fixture("../../models/sprout-q1.gguf");
+    for (args, problem) in [
+        ("a.gguf --sparsity 1".to_string(), "the sparsity is 1, expected 0 to less than 1"),
+        ("a.gguf --sparsity nan".into(), "the sparsity is NaN"),
+        ("a.gguf --pattern 4:4".into(), "the pattern is 4:4, expected N:M"),
+        ("a.gguf --pattern 2:5".into(), "expected a multiple of 5"),
+        ("a.gguf --sparsity 0.5 --tensor blk.7.*".into(), "no tensor matches \"blk.7.*\""),
+        ("a.gguf --sparsity 0.5 --structure rows --global".into(), "it compares single weights"),
+        ("a.gguf --sparsity 0.9 --structure layers".into(), "2 of 2, expected less than all"),
+        ("a.gguf --sparsity 0.5 --method taylor".into(), "--method taylor: expected --text"),
+        (format!("{} --sparsity 0.5", q1.display()), "would be Q1_0, which has no 0"),
+    ] {
+        place.fails(&format!("prune {args} --out out.gguf"), problem);
+        assert!(!place.path("out.gguf").exists(), "{args}");
+    }
 }

@@ -29,6 +29,8 @@ mod peft;
 mod plan;
 mod pooling;
 mod protobuf;
+mod prune;
+
 mod report;
 mod rules;
 mod sentencepiece;
@@ -52,6 +54,7 @@ pub use options::ConvertOptions;
 #[doc(hidden)]
 pub use output::new_file;
 pub use peft::{adapter_in_memory, convert_adapter};
+pub use prune::{PruneMethod, PruneOptions, Pruned, Structure, prune};
 pub use report::{Converted, ConvertedTensor, Merge};
 pub use rules::TensorRule;
 pub use shohin_files::Error as FileError;

@@ -183,6 +183,30 @@ impl<'f> Plan<'f> {
         self.tensors.iter().map(|(tensor, _)| tensor)
     }
 
+    /// The same model with other tensors, and other values of some keys.
+    pub(crate) fn reshaped(
+        &self,
+        tensors: Vec<Tensor<'f>>,
+        values: &[(String, u32)],
+        options: &ConvertOptions,
+    ) -> Result<Self> {
+        let others = |key: &str| {
+            ![VERSION, FILE_TYPE].contains(&key) && !values.iter().any(|(changed, _)| changed == key)
+        };
+        let metadata = self.header(|header| {
+            let mut w = GgufWriter::new();
+            for (key, value) in header.metadata().iter().filter(|(key, _)| others(key)) {
+                w.set(key, value)?;
+            }
+            for (key, value) in values {
+                w.set(key, *value)?;
+            }
+            Ok(w)
+        });
+        let plan = metadata.and_then(|w| Plan::new(self.source, w, tensors, options, None));
+        plan.map_err(|error| error.at(self.source))
+    }
+
     /// Calls `read` with the header of the file.
     pub(crate) fn header<T>(
         &self,

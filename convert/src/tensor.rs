@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::thread;
 
 /// A tensor to write.
+#[derive(Clone)]
 pub(crate) struct Tensor<'f> {
     /// Its name in GGUF.
     pub(crate) name: String,
@@ -65,6 +66,8 @@ pub(crate) enum Weights<'f> {
     Grouped(Grouped<'f>),
     /// Numbers of a vector that the source has in another form.
     Computed(Vec<f32>),
+    /// Some rows of a tensor, as they are written, and of these some columns, or all.
+    Picked(Box<Tensor<'f>>, Vec<usize>, Option<Vec<usize>>),
 }
 
 /// The tensors of a GGUF file, in its order.
@@ -302,11 +305,14 @@ impl<'f> Weights<'f> {
 impl<'f> Tensor<'f> {
     /// The format that keeps every bit.
     pub(crate) fn exact(&self) -> Result<Format, ConvertError> {
+        if let [Weights::Picked(tensor, ..)] = &self.matrices[..] {
+            return tensor.exact();
+        }
         let of = |weights: &Weights<'_>| match weights {
             Weights::Stored(format, _) | Weights::Transposed(format, _) => *format,
             Weights::Float8(float8) => float8.exact(),
             Weights::Grouped(grouped) => grouped.exact(),
-            Weights::Computed(_) => Format::F32,
+            Weights::Computed(_) | Weights::Picked(..) => Format::F32,
         };
         let mut formats = self.matrices.iter().map(of);
         let first = formats.next().unwrap_or(Format::F32);
@@ -368,6 +374,7 @@ impl<'f> Tensor<'f> {
         match self.matrices.first()? {
             Weights::Stored(format, _) | Weights::Transposed(format, _) => Some(*format),
             Weights::Float8(_) | Weights::Grouped(_) | Weights::Computed(_) => None,
+            Weights::Picked(tensor, ..) => tensor.format(),
         }
     }
 
@@ -410,6 +417,26 @@ impl<'f> Tensor<'f> {
             shared,
             deltas: Vec::new(),
             new: Some(new),
+        }
+    }
+
+    /// Some of its rows and columns, or all, in the order that is written.
+    pub(crate) fn picked(&self, rows: Option<&[usize]>, cols: Option<&[usize]>) -> Tensor<'f> {
+        if rows.is_none() && cols.is_none() {
+            return self.clone();
+        }
+        let rows = rows.map_or_else(|| (0..self.rows).collect(), <[usize]>::to_vec);
+        Tensor {
+            name: self.name.clone(),
+            rows: rows.len(),
+            cols: cols.map_or(self.cols, <[usize]>::len),
+            vector: self.vector,
+            matrices: vec![Weights::Picked(Box::new(self.clone()), rows, cols.map(<[usize]>::to_vec))],
+            order: Order::Same,
+            columns: Order::Same,
+            shared: None,
+            deltas: Vec::new(),
+            new: None,
         }
     }
 
@@ -472,6 +499,7 @@ impl<'f> Tensor<'f> {
                 true
             }
             Weights::Grouped(grouped) => grouped.copy(row, format, out),
+            Weights::Picked(tensor, rows, None) => tensor.copy(tensor.source(rows[row]), format, out),
             _ => false,
         }
     }
@@ -510,6 +538,12 @@ impl<'f> Tensor<'f> {
             Weights::Float8(float8) => float8.unpack(row, values)?,
             Weights::Grouped(grouped) => grouped.unpack(row, values),
             Weights::Computed(computed) => values.copy_from_slice(computed),
+            Weights::Picked(tensor, rows, None) => tensor.unpack(tensor.source(rows[row]), values)?,
+            Weights::Picked(tensor, rows, Some(cols)) => {
+                let mut all = vec![0.0; tensor.cols];
+                tensor.unpack(tensor.source(rows[row]), &mut all)?;
+                values.iter_mut().zip(cols).for_each(|(value, col)| *value = all[*col]);
+            }
         }
         Ok(())
     }

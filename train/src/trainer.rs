@@ -156,6 +156,8 @@ pub struct Trainer<'p> {
     group: Option<&'p dyn Collective>,
     gathered: Vec<f32>,
     largest: f64,
+    /// The places among the masters that stay 0.
+    zeros: Vec<u32>,
 }
 
 impl core::fmt::Debug for Trainer<'_> {
@@ -248,6 +250,7 @@ impl<'p> Trainer<'p> {
             group: None,
             gathered: Vec::new(),
             largest: 0.0,
+            zeros: Vec::new(),
             recipe,
         })
     }
@@ -315,6 +318,20 @@ impl<'p> Trainer<'p> {
     /// The masters of a tensor that is trained.
     pub fn master(&self, id: TensorId) -> Option<&[f32]> {
         self.steps.range(id).map(|range| &self.masters[range])
+    }
+
+    /// Keeps weights of matrices that are 0 now at 0 from now on.
+    pub fn keep_zeros(&mut self) {
+        let of_matrices = |id: &TensorId| self.program.tensor(*id).role == TensorRole::Matrix;
+        let ranges = self.program.tensor_ids().filter(of_matrices).filter_map(|id| self.steps.range(id));
+        let zeros = ranges.flatten().filter(|at| self.masters[*at] == 0.0);
+        // Masters of more than 2^32 weights would take 64 GiB with what belongs to them.
+        self.zeros = zeros.filter_map(|at| u32::try_from(at).ok()).collect();
+    }
+
+    /// The gradient of a tensor that is trained, as the last step used it.
+    pub fn gradient(&self, id: TensorId) -> Option<&[f32]> {
+        self.gradients.first()?.get(self.steps.range(id)?)
     }
 
     /// The optimizer's moments of a tensor that is trained; empty if it has none.
@@ -483,6 +500,7 @@ impl<'p> Trainer<'p> {
             let rate = learning_rate * factor;
             optimizer.step(self.steps.isa(), weights, gradients, moments, step, rate, decay);
         }
+        self.zeros.iter().for_each(|at| self.masters[*at as usize] = 0.0);
         self.progress.step = step;
         self.progress.tokens += learned;
         Ok(StepReport { step, loss, grad_norm, learning_rate, tokens: self.progress.tokens })

@@ -21,6 +21,7 @@
 mod adapter;
 mod checkpoint;
 mod corpus;
+mod gradients;
 mod others;
 mod ranks;
 mod recipe;
@@ -43,6 +44,7 @@ pub use shohin_train::trainer::{Progress, StepReport, TrainMemory};
 
 pub use adapter::new_adapter;
 pub use corpus::{Corpus, CorpusOptions, Example};
+pub use gradients::gradients;
 pub use ranks::Ranks;
 pub use recipe::{Method, TrainOptions, WeightKind};
 pub use shohin_train::adapter::AdapterOptions;
@@ -156,6 +158,11 @@ impl<'b> Training<'b> {
         }
         let tensors = teacher.tensors()?;
         Ok(self.trainer.teach_by(teacher.program(), tensors, self.base.model.isa(), self.pool)?)
+    }
+
+    /// Keeps weights of matrices that are 0 now, such as those of a [pruned](crate::convert::prune) model, at 0 from now on.
+    pub fn keep_zeros(&mut self) {
+        self.trainer.keep_zeros();
     }
 
     /// Trains as one rank of `group`: all ranks have the same options and data, and make the same calls. [`Ranks`] does so with

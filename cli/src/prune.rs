@@ -1,0 +1,288 @@
+//! `shohin prune`: models with fewer weights.
+
+use crate::convert::{check_out, tensor_json, with_progress};
+use crate::error::{CliError, Result};
+use crate::input::{place, read_text};
+use crate::merge::measure;
+use crate::model::LayoutArgs;
+use crate::progress::progress;
+use crate::terminal::{self, bytes};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use shohin::convert::{ConvertOptions, Converted, FileType, PruneMethod, PruneOptions, Structure, prune};
+use shohin::train::{Corpus, Loss, TrainOptions, Training, gradients};
+use shohin::{Builder, Model};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Set the weights of a model that matter least to 0, or leave whole parts out
+///
+/// With --sparsity alone, single weights of every matrix of the layers become 0, each matrix by itself; with --pattern 2:4, two of four
+/// side by side; with --structure rows or columns, whole ones. The masks are those of PyTorch's torch.nn.utils.prune. The file is as
+/// large as before. --structure heads, neurons and layers leave these out, of which every layer loses as many: the file is
+/// smaller, and faster.
+/// The embedding, the head and norms change only when --tensor names them. --recover trains what is left on a text, to predict what
+/// the whole model does; weights that are 0 stay so.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin prune qwen3-f16.gguf --method l1 --sparsity 0.5 --text story.txt --out half.gguf
+  shohin prune qwen3-f16.gguf --method taylor --pattern 2:4 --text wiki.txt --out 2-4.gguf
+  shohin prune qwen3-f16.gguf --method l2 --structure layers --sparsity 0.1 --recover wiki.txt --out short.gguf")]
+pub(crate) struct PruneArgs {
+    /// The model, a GGUF file or a Hugging Face folder
+    model: PathBuf,
+    /// What says how much weights matter: their magnitude, their squares, chance, or magnitude times gradient over --text
+    #[arg(long, default_value = "l1")]
+    method: Method,
+    /// The part that is pruned
+    #[arg(long, value_name = "PART", required_unless_present = "pattern")]
+    sparsity: Option<f64>,
+    /// Of M weights of a row, side by side, keep N
+    #[arg(long, value_name = "N:M", conflicts_with_all = ["sparsity", "structure"])]
+    pattern: Option<Pattern>,
+    /// What is pruned together
+    #[arg(long, value_name = "WHAT")]
+    structure: Option<Whole>,
+    /// Compare single weights across all matrices
+    #[arg(long)]
+    global: bool,
+    /// Tensors whose weights become 0, in place of every matrix of the layers; * is any text; again for several
+    #[arg(long, value_name = "PATTERN")]
+    tensor: Vec<String>,
+    /// Seed of --method random
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// A text for the gradients of --method taylor, and whose perplexity is measured before and after
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Train what is left on this text, to predict what the whole model does. Matrices are F32 then, unless --type is set
+    #[arg(long, value_name = "FILE")]
+    recover: Option<PathBuf>,
+    /// Steps of --recover, of eight rows
+    #[arg(long, value_name = "N", default_value_t = 50, requires = "recover")]
+    steps: u64,
+    /// The highest learning rate of --recover
+    #[arg(long, value_name = "RATE", default_value_t = 1e-4, requires = "recover")]
+    lr: f64,
+    /// Tokens of a row of --recover and of the gradients [default: 256, or the model's context if smaller]
+    #[arg(long, value_name = "N")]
+    row_tokens: Option<usize>,
+    /// Format of matrices; unless set, each keeps its own
+    #[arg(long, value_name = "TYPE")]
+    r#type: Option<FileType>,
+    /// What to write: a GGUF file by its extension, else a Hugging Face folder
+    #[arg(short, long, value_name = "OUT")]
+    out: PathBuf,
+    /// Replace what exists; without this, it is an error (exit code 2)
+    #[arg(short, long)]
+    force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    layout: LayoutArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Method {
+    L1,
+    L2,
+    Random,
+    Taylor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Whole {
+    Rows,
+    Columns,
+    Heads,
+    Neurons,
+    Layers,
+}
+
+/// `N:M`.
+#[derive(Clone, Copy, Debug)]
+struct Pattern {
+    keep: usize,
+    of: usize,
+}
+
+impl FromStr for Pattern {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        let both = text.split_once(':').and_then(|(keep, of)| Some((keep.parse().ok()?, of.parse().ok()?)));
+        let (keep, of) = both.ok_or("expected N:M, such as 2:4")?;
+        Ok(Pattern { keep, of })
+    }
+}
+
+impl PruneArgs {
+    fn how(&self) -> PruneOptions {
+        let method = match self.method {
+            Method::L1 => PruneMethod::L1,
+            Method::L2 => PruneMethod::L2,
+            Method::Random => PruneMethod::Random { seed: self.seed },
+            Method::Taylor => PruneMethod::Taylor,
+        };
+        let structure = match (self.pattern, self.structure) {
+            (Some(Pattern { keep, of }), _) => Structure::Pattern { keep, of },
+            (None, None) => Structure::Weights,
+            (None, Some(Whole::Rows)) => Structure::Rows,
+            (None, Some(Whole::Columns)) => Structure::Columns,
+            (None, Some(Whole::Heads)) => Structure::Heads,
+            (None, Some(Whole::Neurons)) => Structure::Neurons,
+            (None, Some(Whole::Layers)) => Structure::Layers,
+        };
+        let how = PruneOptions::new(method, structure, self.sparsity.unwrap_or(0.0));
+        how.global(self.global).tensors(self.tensor.clone())
+    }
+
+    fn builder(&self) -> Builder {
+        Model::builder().cpu().id42(self.layout.id42)
+    }
+
+    /// Tokens of a row of training.
+    fn row_tokens(&self, model: &Model) -> usize {
+        self.row_tokens.unwrap_or_else(|| model.config().max_context_length.min(256))
+    }
+}
+
+pub(crate) fn run(args: &PruneArgs) -> Result {
+    check_out(&args.out)?;
+    if args.out.is_file() && !args.force {
+        let out = args.out.display();
+        return Err(CliError::usage(format_args!("{out}: it exists already; replace it with --force")));
+    }
+    let text = match &args.text {
+        Some(path) => Some((place(path), read_text(path)?)),
+        None if args.method == Method::Taylor => {
+            return Err(CliError::usage(
+                "--method taylor: expected --text, over which gradients are computed",
+            ));
+        }
+        None => None,
+    };
+    let mut how = args.how();
+    if let Some((_, text)) = text.as_ref().filter(|_| args.method == Method::Taylor) {
+        let model = args.builder().inspect_only().load(&args.model)?;
+        let base = Training::base(&model)?;
+        how = how.gradients(gradients(&base, &Corpus::text(&model, text)?, args.row_tokens(&model), 64)?);
+    }
+    let mut perplexity = Vec::new();
+    let mut measured = |name, model: &Path| -> Result {
+        if let Some(text) = &text {
+            perplexity.push((name, measure(&args.builder(), model, text)?));
+        }
+        Ok(())
+    };
+    measured("before", &args.model)?;
+    let options = ConvertOptions::new().replace(args.force).id42(args.layout.id42);
+    let mut written = options.clone();
+    written.file_type = args.r#type;
+    let done = match &args.recover {
+        None => {
+            let done = pruned(&args.model, &args.out, &how, &written)?;
+            measured("after", &args.out)?;
+            done
+        }
+        Some(path) => {
+            let beside = args.out.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let folder = tempfile::tempdir_in(beside.unwrap_or(Path::new(".")))?;
+            let (small, better) = (folder.path().join("pruned.gguf"), folder.path().join("recovered.gguf"));
+            let mut done = pruned(&args.model, &small, &how, &options)?;
+            measured("after", &small)?;
+            recover(args, &small, &read_text(path)?, &better)?;
+            done.0 = with_progress(|progress| match args.out.extension() {
+                Some(extension) if extension.eq_ignore_ascii_case("gguf") => {
+                    shohin::convert::convert(&better, &args.out, &written, progress)
+                }
+                _ => shohin::convert::convert_to_folder(&better, &args.out, &written, progress),
+            })?;
+            measured("recovered", &args.out)?;
+            done
+        }
+    };
+    report(args, &done, &perplexity)
+}
+
+/// What was written, and for each tensor how many weights of how many are 0.
+type Done = (Converted, BTreeMap<String, [u64; 2]>);
+
+fn pruned(model: &Path, out: &Path, how: &PruneOptions, options: &ConvertOptions) -> Result<Done> {
+    let mut zeros = BTreeMap::new();
+    let converted = with_progress(|progress| {
+        let done = prune(model, out, how, options, progress)?;
+        zeros = done.zeros;
+        Ok(done.converted)
+    })?;
+    Ok((converted, zeros))
+}
+
+/// Trains the model `small` to predict what the whole one does.
+fn recover(args: &PruneArgs, small: &Path, text: &str, out: &Path) -> Result {
+    let load = |path: &Path| args.builder().inspect_only().load(path);
+    let (student, teacher) = (load(small)?, load(&args.model)?);
+    let (base, whole) = (Training::base(&student)?, Training::base(&teacher)?);
+    let mut options = TrainOptions::new();
+    options.row_tokens = args.row_tokens(&student);
+    options.steps = args.steps;
+    options.learning_rate = args.lr;
+    options.loss = Loss::Distillation { temperature: 1.0, hard: 0.5 };
+    let corpus = Corpus::text(&student, text)?;
+    let mut training = Training::new(&base, options)?;
+    training.teach_by(&whole)?;
+    training.keep_zeros();
+    let bar = progress("recovering", "steps", args.steps as usize);
+    while !training.is_done() {
+        training.step(&corpus)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(training.save(out, false)?)
+}
+
+fn report(args: &PruneArgs, (converted, zeros): &Done, perplexity: &[(&str, f64)]) -> Result {
+    let before =
+        std::fs::metadata(&args.model).ok().filter(std::fs::Metadata::is_file).map(|file| file.len());
+    let share = |[zeros, all]: [u64; 2]| zeros as f64 / all.max(1) as f64;
+    let whole = zeros.values().fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]]);
+    let mut out = io::stdout().lock();
+    if args.json {
+        let tensors = converted.tensors.iter().map(|tensor| {
+            let mut object = tensor_json(tensor);
+            object["sparsity"] = json!(zeros.get(&tensor.name).map(|of| share(*of)));
+            object
+        });
+        let perplexity: serde_json::Map<String, _> =
+            perplexity.iter().map(|(name, x)| ((*name).to_string(), json!(x))).collect();
+        let object = json!({
+            "bytes": converted.bytes,
+            "bytes_before": before,
+            "sparsity": share(whole),
+            "perplexity": perplexity,
+            "tensors": tensors.collect::<Vec<_>>(),
+        });
+        writeln!(out, "{object}")?;
+        return Ok(());
+    }
+    if !zeros.is_empty() {
+        let head = ["tensor", "zeros", "of"].map(String::from).to_vec();
+        let row = |(name, of): (&String, &[u64; 2])| {
+            vec![name.clone(), format!("{:.2} %", 100.0 * share(*of)), of[1].to_string()]
+        };
+        let rows: Vec<_> = [head].into_iter().chain(zeros.iter().map(row)).collect();
+        terminal::table(&mut out, &rows, &[false, true, true])?;
+        writeln!(out, "\n  {:.2} % of {} weights are 0.", 100.0 * share(whole), whole[1])?;
+    }
+    let was = before.map_or_else(String::new, |before| format!(", before {}", bytes(before)));
+    writeln!(out, "  {}: {}{was}", args.out.display(), bytes(converted.bytes))?;
+    for (name, perplexity) in perplexity {
+        let text = args.text.as_deref().map_or_else(String::new, place);
+        writeln!(out, "  Perplexity of {text}, {name}: {perplexity:.4}")?;
+    }
+    Ok(())
+}
