@@ -56,6 +56,7 @@ Commands:
       --format A,B  only these formats, or smollm2, a trained model
       --rounds N    repeat every measurement N times
       --train       measure steps of training instead, beside PyTorch (PyPI); takes ten minutes
+      --surgery     instead, what pruning and quantizing do to the perplexity of SmolLM2; takes ten minutes
   gpu           compare every GPU of this machine with the CPU, measure it, and put a server on it under load; writes
                 target/gpu/report.md
       --device NAME only devices whose names begin with this, such as cuda
@@ -175,10 +176,11 @@ fn command(args: &[String]) -> Result<bool> {
         }
         "bench" => {
             let mut options = bench::Options::default();
-            let mut train = false;
+            let (mut train, mut surgery) = (false, false);
             while let Some(arg) = args.next() {
                 match arg {
                     "--train" => train = true,
+                    "--surgery" => surgery = true,
                     "--peers" => options.peers = true,
                     "--quick" => options.quick = true,
                     "--only" => match args.next() {
@@ -198,10 +200,12 @@ fn command(args: &[String]) -> Result<bool> {
                 }
             }
             let mut machine = Machine::new()?;
-            match train {
-                true => bench::train(&mut machine, options.rounds.unwrap_or(3)).map(|()| true),
-                false => bench::bench(&mut machine, &options).map(|()| true),
+            match (train, surgery) {
+                (true, _) => bench::train(&mut machine, options.rounds.unwrap_or(3)),
+                (_, true) => bench::surgery(&mut machine),
+                _ => bench::bench(&mut machine, &options),
             }
+            .map(|()| true)
         }
         "gpu" => {
             let mut options = gpu::Options::default();

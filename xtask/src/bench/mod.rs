@@ -5,6 +5,7 @@ mod browser;
 mod native;
 mod peers;
 mod sample;
+mod surgery;
 mod table;
 mod train;
 
@@ -15,6 +16,7 @@ use crate::command::Result;
 use crate::machine::{Machine, Need};
 use crate::package;
 use sample::Sample;
+pub(crate) use surgery::surgery;
 pub(crate) use train::train;
 
 /// The measured formats, each with the formats that other engines are measured with if they cannot read it: their fastest
