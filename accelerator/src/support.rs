@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use shohin_core::model::program::{BufferId, Experts, Op, TensorId, TensorRole};
-use shohin_core::model::{Program, alibi, depths};
+use shohin_core::model::{Program, alibi, depths, hadamard};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Name};
 
@@ -33,6 +33,9 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
     if !program.routed_layers.is_empty() {
         return unsupported(depths::REFUSED, program.routed_layers.len(), on_cpu);
     }
+    if !program.bases.is_empty() {
+        return unsupported(hadamard::REFUSED, program.bases.len(), on_cpu);
+    }
     for op in program.body.iter().chain(&program.head) {
         let (found, expected) = match op {
             Op::Exchange(_) if !supported.ranks => {
@@ -59,6 +62,8 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             | Op::Bias { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
+            // Refused above.
+            | Op::Hadamard(_)
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Select { .. }

@@ -10,7 +10,9 @@ use shohin::core::chat::Style;
 use shohin::core::cpu::fit::{longest_context, published_within};
 use shohin::core::gguf::{Array, TensorInfo, Value};
 use shohin::core::model::lora::ADAPTER;
-use shohin::core::model::{ExpertsConfig, LoraAdapter, LoraConfig, ModelConfig, RopeFactors, RopeScaling};
+use shohin::core::model::{
+    ExpertsConfig, LoraAdapter, LoraConfig, ModelConfig, RopeFactors, RopeScaling, RotatedBasis,
+};
 use shohin::core::{Error, Gguf, is_printable};
 use shohin::{Model, ModelFile};
 use std::collections::BTreeMap;
@@ -238,6 +240,10 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
         row("thinking", yes(able.thinking).into()),
         row("tool calls", yes(able.tools).into()),
     ];
+    if let Some(RotatedBasis { block, weights, .. }) = &c.basis {
+        let rotated = format!("{} matrices, rotated in blocks of {block}", weights.len());
+        rows.push(row("basis", rotated));
+    }
     rows.extend(adapters);
     terminal::table(out, &rows, &[])?;
 

@@ -1182,6 +1182,12 @@ fn embeddings_are_those_of_transformers() {
             assert!((got - want).abs() < 1e-4, "{args:?}: {got} for {want}");
         }
     }
+    // Of the same weights in a rotated basis (`tests/oracle/hadamard.py`).
+    let rotated = format!("{}/../tests/fixtures/qwen3-rotated.gguf", env!("CARGO_MANIFEST_DIR"));
+    assert!(ok(&["inspect", "-m", &rotated]).contains("rotated in blocks of 16"));
+    let out = ok(&["embed", "-m", &rotated, "--act", "f32", "--kv", "f32", "--no-normalize", text]);
+    let got: Vec<f64> = serde_json::from_str(&out).unwrap();
+    assert!(got.len() == mean.len() && got.iter().zip(&mean).all(|(got, want)| (got - want).abs() < 1e-4));
     // Several texts of any length, each by itself.
     let one = embed(&[text], "");
     let three = embed(&["A bird sang, and sang, and sang again.", text, "x"], "");

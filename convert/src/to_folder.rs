@@ -111,6 +111,13 @@ impl<'f> Folder<'f> {
         };
         let asked = options.file_type.map(float).transpose()?;
         let config = ModelConfig::from_header(gguf.header())?;
+        if config.basis.is_some() {
+            return Err(ConvertError::Value {
+                key: "prism.hadamard.weight_names".into(),
+                found: "rotated weights".into(),
+                expected: "weights that are not rotated: folders cannot say that they are",
+            });
+        }
         // Before its tensors of factors are found to be no part of a folder.
         if matches!(config.positions.frequencies().scaling, RopeScaling::LongRope { .. }) {
             return Err(without_scaling("longrope"));

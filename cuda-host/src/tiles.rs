@@ -84,6 +84,7 @@ pub(crate) fn together(program: &Program, layouts: &[Option<PackedFormat>]) -> V
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
+            | Op::Hadamard(_)
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Exchange(_)

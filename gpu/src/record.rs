@@ -109,6 +109,7 @@ fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
         | Op::DeltaNet(_)
         | Op::GatedNorm(_)
         | Op::SplitHeads { .. }
+        | Op::Hadamard(_)
         | Op::Experts(_)
         | Op::Select { .. }
         | Op::Merge { .. }
@@ -186,6 +187,7 @@ fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activat
         | Op::DeltaNet(_)
         | Op::GatedNorm(_)
         | Op::SplitHeads { .. }
+        | Op::Hadamard(_)
         | Op::Experts(_)
         | Op::Select { .. }
         | Op::Merge { .. }
@@ -522,6 +524,7 @@ impl Recorder<'_> {
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
+            | Op::Hadamard(_)
             | Op::Experts(_)
             | Op::Select { .. }
             | Op::Merge { .. }

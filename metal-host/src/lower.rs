@@ -243,6 +243,10 @@ impl<D: Driver> Lowering<'_, D> {
                     expected: "attention in every layer; the CPU computes both",
                 })
             }
+            Op::Hadamard(_) => Err(Error::Operation {
+                found: "weights in a rotated basis",
+                expected: "weights that are not rotated; the CPU computes both",
+            }),
             Op::Bias { x, bias } => {
                 let cols = self.model.program().tensor(bias).cols;
                 self.change(x, cols, &Change::Bias(self.model.vector(bias)?))

@@ -308,6 +308,9 @@ impl Tape {
             Tape { nodes: Vec::new(), values: Vec::new(), segments: Vec::new(), hidden: ValueId(0), trained };
         let mut lowering =
             Lowering { tape, program, current: vec![None; program.buffers.len()], cache: Vec::new() };
+        if program.before_output.is_some() {
+            return Err(rotated());
+        }
         if !program.tail.is_empty() || program.ranks > 1 {
             return Err(refused("a split program", "a program of one rank"));
         }
@@ -354,6 +357,10 @@ impl Tape {
 
 fn refused(found: &str, expected: &'static str) -> Error {
     Error::Unsupported { key: Name::new("training"), found: Name::new(found), expected }
+}
+
+fn rotated() -> Error {
+    refused("a model in a rotated basis (prism.hadamard.*)", "weights that are not rotated")
 }
 
 /// The tape so far, and what the buffers hold.
@@ -487,6 +494,7 @@ impl Lowering<'_> {
             Op::Conv(_) | Op::DeltaNet(_) | Op::GatedNorm(_) | Op::SplitHeads { .. } => {
                 return Err(refused("training a model with a recurrent state", "attention in every layer"));
             }
+            Op::Hadamard(_) => return Err(rotated()),
             Op::Select { .. } | Op::Merge { .. } => {
                 return Err(refused("a mixture of depths", "blocks that all tokens take part in"));
             }

@@ -4,7 +4,8 @@
 use super::cache::CpuCache;
 use super::context::Context;
 use super::op::{
-    attention, conv, delta_net, elementwise, embed, exchange, experts, gated, linear, rmsnorm, select,
+    attention, conv, delta_net, elementwise, embed, exchange, experts, gated, hadamard, linear, rmsnorm,
+    select,
 };
 use super::scratch::{CurrentRows, Scratch};
 use crate::error::{Error, Result};
@@ -84,6 +85,7 @@ fn run<B: ModelBytes>(
         | Op::DeltaNet(_)
         | Op::GatedNorm(_)
         | Op::SplitHeads { .. }
+        | Op::Hadamard(_)
             if !cfg!(feature = "variants") =>
         {
             Err(error!(Device { problem: "this build lacks the feature `variants`" }))
@@ -104,6 +106,7 @@ fn run<B: ModelBytes>(
         Op::DeltaNet(ref op) => delta_net::run(context, op, rows, caches, scratch),
         Op::GatedNorm(ref op) => delta_net::gated_norm(context, op, n, scratch),
         Op::SplitHeads { x, a, b, heads, dim } => delta_net::split_heads((x, a, b), (heads, dim), n, scratch),
+        Op::Hadamard(op) => hadamard::run(context, op, n, scratch),
         Op::Add { x, to, cols } => elementwise::add(x, to, n * cols, scratch),
         Op::Scale { x, cols, factor } => {
             elementwise::scale(x, factor, n * cols, scratch);

@@ -72,6 +72,8 @@ impl Builder {
             rope_factors: None,
             pairing,
             query_scale,
+            bases: Vec::new(),
+            before_output: None,
             alibi_slopes: Vec::new(),
         };
         let mut builder = Builder {

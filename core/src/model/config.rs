@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 use super::depths;
+use super::hadamard::RotatedBasis;
 use super::keys::{Keys, bad};
 use super::positions::{Positions, Rotary};
 use super::program::{Heads, Program};
@@ -241,6 +242,8 @@ pub struct ModelConfig {
     pub biases: Biases,
     /// Factors of the model's streams.
     pub scales: Scales,
+    /// How the weights are rotated, if they are (`prism.hadamard.*`).
+    pub basis: Option<RotatedBasis>,
     /// Whether the output matrix is the embedding (no `output.weight` in the file).
     pub tied_embeddings: bool,
 }
@@ -252,8 +255,12 @@ impl ModelConfig {
     /// Reads and validates the metadata of a file of `architecture`.
     pub(super) fn read(architecture: &'static Architecture, header: &Header<'_>) -> Result<Self> {
         let meta = &Keys { meta: header.metadata(), architecture: architecture.name };
-        // Weights stored in a rotated basis: computing with them unrotated gives fluent nonsense.
-        meta.meta.refuse("prism.hadamard.", "a model without Hadamard-rotated weights")?;
+        let basis = if cfg!(feature = "variants") {
+            RotatedBasis::read(meta.meta)?
+        } else {
+            meta.meta.refuse("prism.hadamard.", "a model without Hadamard-rotated weights")?;
+            None
+        };
         let embedding = header
             .tensor("token_embd.weight")
             .ok_or(error!(MissingTensor { name: Name::new("token_embd.weight") }))?;
@@ -300,6 +307,7 @@ impl ModelConfig {
             recurrence: None,
             biases: if cfg!(feature = "variants") { biases(header) } else { Biases::default() },
             scales: Scales::NONE,
+            basis,
             tied_embeddings: header.tensor("output.weight").is_none(),
         };
         // An architecture reads as many layers as there are.
@@ -347,7 +355,11 @@ impl ModelConfig {
 
     /// The forward pass. The configuration must be valid.
     pub fn program(&self) -> Program {
-        (self.architecture.program)(self)
+        let program = (self.architecture.program)(self);
+        match &self.basis {
+            Some(basis) if cfg!(feature = "variants") => basis.apply(program, self),
+            _ => program,
+        }
     }
 
     /// Parameters of the model, norms included.
@@ -424,8 +436,11 @@ impl ModelConfig {
         if self.recurrence.is_some() && self.layers.recurrent.len() == self.num_layers {
             return Err(bad("block_count", self.num_layers as f64, "at least one layer with attention"));
         }
-        match self.layers.rotary {
-            Some(rotary) => Positions::Rotary(rotary).check(self.architecture.name, false),
+        if let Some(rotary) = self.layers.rotary {
+            Positions::Rotary(rotary).check(self.architecture.name, false)?;
+        }
+        match &self.basis {
+            Some(basis) => basis.check(&(self.architecture.program)(self), self),
             None => Ok(()),
         }
     }

@@ -263,6 +263,10 @@ impl Program {
         if self.mixtures().any(|experts| Op::Experts(*experts).matrices().contains(&id)) {
             return refused("one of attention or of a feed-forward block, not of a mixture of experts");
         }
+        // Adapters are trained beside weights that are not rotated, or beside rotated ones: files do not say which.
+        if !self.bases.is_empty() {
+            return refused("one of a model whose weights are not rotated (prism.hadamard.*)");
+        }
         let spec = self.tensor(id);
         if spec.role != TensorRole::Matrix {
             return refused("one of attention or of a feed-forward block, not a vector");
@@ -407,6 +411,7 @@ impl Pass {
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
+            | Op::Hadamard(_)
             | Op::Experts(_)
             | Op::RopeStore { .. }
             | Op::Attention { .. }

@@ -15,6 +15,8 @@ pub mod embedding;
 mod gemma3;
 #[cfg(feature = "variants")]
 mod granite;
+#[cfg_attr(not(feature = "variants"), allow(dead_code, reason = "no file needs it"))]
+pub mod hadamard;
 pub mod hugging_face;
 mod keys;
 #[cfg(feature = "variants")]
@@ -42,6 +44,7 @@ pub use config::{
     Scales,
 };
 pub use embedding::{Embedding, Pooling};
+pub use hadamard::{Basis, RotatedBasis};
 pub use hugging_face::HuggingFace;
 pub use lora::{LoraAdapter, LoraConfig};
 pub use positions::{Alibi, Positions, RopeFactors, Rotary};

@@ -13,6 +13,7 @@ use core::num::NonZeroU32;
 
 use heapless::Vec as ArrayVec;
 
+use super::hadamard::Basis;
 use super::rope::Rope;
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
@@ -25,7 +26,7 @@ pub const MAX_OUTPUTS: usize = 4;
 pub struct TensorId(u32);
 
 impl TensorId {
-    pub(super) const fn at(index: usize) -> TensorId {
+    pub(crate) const fn at(index: usize) -> TensorId {
         TensorId(index as u32)
     }
 
@@ -40,7 +41,7 @@ impl TensorId {
 pub struct BufferId(u32);
 
 impl BufferId {
-    pub(super) const fn at(index: usize) -> BufferId {
+    pub(crate) const fn at(index: usize) -> BufferId {
         BufferId(index as u32)
     }
 
@@ -231,6 +232,19 @@ pub struct GatedNorm {
     pub eps: f32,
 }
 
+/// A rotation by a Hadamard matrix, the operands of [`Op::Hadamard`], see [`hadamard`](super::hadamard).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hadamard {
+    /// `(rows, cols)`
+    pub x: BufferId,
+    /// `(rows, cols)`; it may be `x`, if heads keep their order.
+    pub out: BufferId,
+    /// Index into [`Program::bases`], which has `cols` and the signs `s`.
+    pub basis: usize,
+    /// Whether `out = s * (H x) / sqrt(n)`, on blocks of `n` elements; otherwise `H (s * x) / sqrt(n)`.
+    pub inverse: bool,
+}
+
 /// One operation, over all rows of the batch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -368,6 +382,8 @@ pub enum Op {
         /// Elements of a head.
         dim: usize,
     },
+    /// A rotation of what a matrix reads whose weights are stored rotated, or of an embedding back.
+    Hadamard(Hadamard),
     /// Begins a [block that tokens skip](super::depths): up to [`Op::Merge`], operations compute the rows that take
     /// part in it, which are those with `r = router . x` over 0. The cache has their keys and values in this layer, one
     /// after another, and none of the others.
@@ -487,6 +503,10 @@ pub struct Program {
     pub pairing: RopePairing,
     /// What queries are multiplied by after their rotation: 1, unless scores have another scale than `1 / sqrt(head_dim)`.
     pub query_scale: f32,
+    /// The rotations of [`Op::Hadamard`].
+    pub bases: Vec<Basis>,
+    /// What [`Program::output`] multiplies in the place of [`Program::hidden`], if its weights are stored rotated.
+    pub before_output: Option<Hadamard>,
     /// ALiBi's slope of each query head, `(query heads)`; empty without ALiBi.
     pub alibi_slopes: Vec<f32>,
 }
@@ -649,6 +669,7 @@ impl Op {
             Op::Conv(conv) => of(&[conv.x], &[conv.out]),
             Op::DeltaNet(net) => of(&[net.x, net.alpha, net.beta], &[net.out]),
             Op::GatedNorm(norm) => of(&[norm.x, norm.gate], &[]),
+            Op::Hadamard(rotation) => of(&[rotation.x], &[rotation.out]),
             Op::SplitHeads { x, a, b, .. } => of(&[*x], &[*a, *b]),
             Op::Experts(e) => of(&[e.x, e.to], &[e.probabilities, e.routed, e.gated]),
             Op::RopeStore { q, k, v, .. } => of(&[*q, *k, *v], &[]),
@@ -679,6 +700,7 @@ impl Op {
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
+            | Op::Hadamard(_)
             | Op::RopeStore { .. }
             | Op::Attention { .. }
             | Op::Select { .. }

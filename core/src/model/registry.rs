@@ -225,7 +225,9 @@ impl ModelVariant {
         };
         ModelVariant::KNOWN
             .into_iter()
-            .filter(|_| config.architecture == PUBLISHED && config.depth_routers.is_empty())
+            .filter(|_| {
+                config.architecture == PUBLISHED && config.depth_routers.is_empty() && config.basis.is_none()
+            })
             .find(|v| v.is_ternary() == ternary && v.config().is_some_and(|c| dims(&c) == dims(config)))
             .unwrap_or(ModelVariant::Custom)
     }
@@ -291,6 +293,7 @@ impl ModelVariant {
             recurrence: None,
             biases: Biases::default(),
             scales: Scales::NONE,
+            basis: None,
             tied_embeddings: tied,
         }
     }

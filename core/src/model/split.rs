@@ -121,6 +121,10 @@ impl Program {
         if !self.routed_layers.is_empty() {
             return Err(unsupported("operation", "a mixture of depths", "blocks that no token skips"));
         }
+        if !self.bases.is_empty() {
+            let expected = "weights that are not rotated (prism.hadamard.*)";
+            return Err(unsupported("operation", "a rotated basis", expected));
+        }
         if self.state_len > 0 {
             return Err(unsupported("operation", "a recurrent state", "attention in every layer"));
         }
@@ -330,7 +334,8 @@ impl TensorSplit<'_> {
             | Op::Conv(_)
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
-            | Op::SplitHeads { .. } => {
+            | Op::SplitHeads { .. }
+            | Op::Hadamard(_) => {
                 let expected = "one of Qwen3 or Llama without biases and adapters (LoRA); or pipeline:N";
                 return Err(unsupported("operation", "a program", expected));
             }
@@ -385,6 +390,7 @@ impl Op {
             | Op::Add { .. }
             | Op::Scale { .. }
             | Op::SplitHeads { .. }
+            | Op::Hadamard(_)
             | Op::Attention { .. }
             | Op::Merge { .. }
             | Op::Exchange(_) => {}

@@ -202,7 +202,8 @@ cases! {
         }
         refused(&valid().without("general.architecture"), &["missing_key"]);
         refused(&valid().set("general.architecture", RawValue::u32(3)), &["key_type"]);
-        refused(&valid().set("prism.hadamard.version", RawValue::u32(1)), &["unsupported"]);
+        refused(&valid().set("prism.hadamard.version", RawValue::u32(1)), &["missing_key"]);
+        refused(&valid().set("prism.hadamard.scale", RawValue::u32(1)), &["unsupported"]);
         for (scaling, code) in [
             ("LongRoPE", "unsupported"),
             ("ntk", "unsupported"),

@@ -214,3 +214,100 @@ pub(in crate::cpu) fn split_heads(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::cpu::isa::Isa;
+    use crate::model::program::TensorId;
+
+    const OP: DeltaNet = DeltaNet {
+        x: BufferId::at(0),
+        alpha: BufferId::at(1),
+        beta: BufferId::at(2),
+        decay: TensorId::at(0),
+        dt: TensorId::at(1),
+        key_heads: 2,
+        value_heads: 6,
+        key_dim: 24,
+        value_dim: 20,
+        state: 0,
+        out: BufferId::at(3),
+    };
+    const ROWS: usize = 40;
+
+    fn numbers(n: usize, seed: usize) -> Vec<f32> {
+        (0..n).map(|i| ((i * 7919 + seed * 4001 + i * i % 31) % 1009) as f32 / 504.0 - 1.0).collect()
+    }
+
+    /// The formulas of [`DeltaNet`] in f64, with a matrix for each head and no order of sums in common; `(rows, heads value_dim)`.
+    fn in_f64(x: &[f32], alpha: &[f32], beta: &[f32], decay: &[f32], dt: &[f32]) -> Vec<f64> {
+        let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|x| f64::from(*x)).collect() };
+        let unit = |x: &[f32]| -> Vec<f64> {
+            let x = wide(x);
+            let length = libm::sqrt(x.iter().map(|x| x * x).sum::<f64>() + 1e-6);
+            x.iter().map(|x| x / length).collect()
+        };
+        let (dk, dv, heads) = (OP.key_dim, OP.value_dim, OP.value_heads);
+        let keys = OP.key_heads * dk;
+        let mut out = vec![0.0; ROWS * heads * dv];
+        for h in 0..heads {
+            let mut state = vec![vec![0.0; dv]; dk];
+            for (t, row) in x.chunks_exact(OP.cols()).enumerate() {
+                let at = h % OP.key_heads * dk;
+                let q: Vec<f64> = unit(&row[at..][..dk]).iter().map(|q| q / libm::sqrt(dk as f64)).collect();
+                let k = unit(&row[keys + at..][..dk]);
+                let v = wide(&row[2 * keys + h * dv..][..dv]);
+                let softplus = libm::log(1.0 + libm::exp(f64::from(alpha[t * heads + h]) + f64::from(dt[h])));
+                let decay = libm::exp(f64::from(decay[h]) * softplus);
+                let beta = 1.0 / (1.0 + libm::exp(-f64::from(beta[t * heads + h])));
+                for j in 0..dv {
+                    let decayed: Vec<f64> = (0..dk).map(|i| decay * state[i][j]).collect();
+                    let seen: f64 = decayed.iter().zip(&k).map(|(s, k)| s * k).sum();
+                    let d = beta * (v[j] - seen);
+                    for i in 0..dk {
+                        state[i][j] = decayed[i] + k[i] * d;
+                    }
+                    out[(t * heads + h) * dv + j] = (0..dk).map(|i| state[i][j] * q[i]).sum();
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn equals_the_formula() {
+        let heads = OP.value_heads;
+        let x = numbers(ROWS * OP.cols(), 1);
+        let (alpha, beta) = (numbers(ROWS * heads, 2), numbers(ROWS * heads, 3));
+        let decay: Vec<f32> = numbers(heads, 4).iter().map(|x| -0.05 - x.abs()).collect();
+        let dt = numbers(heads, 5);
+        let want = in_f64(&x, &alpha, &beta, &decay, &dt);
+        assert!(want.iter().any(|x| x.abs() > 0.05));
+        let mut first: Option<Vec<f32>> = None;
+        for isa in Isa::available() {
+            let (mut x, mut alpha, mut beta) = (x.clone(), alpha.clone(), beta.clone());
+            for (alpha, beta) in alpha.chunks_exact_mut(heads).zip(beta.chunks_exact_mut(heads)) {
+                gates(alpha, beta, &decay, &dt);
+            }
+            let keys = OP.key_heads * OP.key_dim;
+            for row in x.chunks_exact_mut(OP.cols()) {
+                dispatch(isa, NormalizeHeads { row: &mut row[..2 * keys], key_dim: OP.key_dim, keys });
+            }
+            let mut out = vec![0.0; ROWS * heads * OP.value_dim];
+            for head in 0..heads {
+                let (x, alpha, beta) = (&x, &alpha, &beta);
+                let mut state = vec![0.0; OP.key_dim * OP.value_dim];
+                let (state, out) = (&mut state, &mut out);
+                dispatch(isa, Recurrence { op: &OP, head, x, alpha, beta, state, out });
+            }
+            for (i, (found, want)) in out.iter().zip(&want).enumerate() {
+                assert!((f64::from(*found) - want).abs() < 2e-6, "{isa:?} {i}: {found} {want}");
+            }
+            assert!(*first.get_or_insert_with(|| out.clone()) == out, "{isa:?}");
+        }
+    }
+}

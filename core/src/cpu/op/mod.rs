@@ -14,6 +14,7 @@ pub(super) mod exchange;
 pub mod exp;
 pub(super) mod experts;
 pub mod gated;
+pub(crate) mod hadamard;
 pub(super) mod linear;
 pub(super) mod readout;
 pub mod rmsnorm;

@@ -7,6 +7,7 @@ use heapless::Vec as ArrayVec;
 
 use super::argmax;
 use super::elementwise;
+use super::hadamard;
 use super::linear::products;
 use super::rmsnorm;
 use crate::cpu::context::Context;
@@ -140,13 +141,21 @@ fn logits<B: ModelBytes>(
     let program = context.weights.program();
     let output = Operand { id: program.output, first: vocab.start, rows: vocab.len() };
     let (n, cols) = (rows.len(), program.tensor(program.output).cols);
-    let Scratch { logits, buffers, products: memory, .. } = scratch;
-    if rows.start > 0 {
-        // The product reads rows from the first one on.
-        let hidden = buffers.get_mut(program.hidden, rows.end * cols);
-        hidden.copy_within(rows.start * cols.., 0);
+    let mut input = program.hidden;
+    match program.before_output.filter(|_| cfg!(feature = "variants")) {
+        Some(rotation) => {
+            hadamard::rows(context, rotation, rows.start, n, scratch)?;
+            input = rotation.out;
+        }
+        None if rows.start > 0 => {
+            // The product reads rows from the first one on.
+            let hidden = scratch.buffers.get_mut(input, rows.end * cols);
+            hidden.copy_within(rows.start * cols.., 0);
+        }
+        None => {}
     }
-    let (x, y) = (buffers.get(program.hidden, n * cols), &mut logits[..n * output.rows]);
+    let Scratch { logits, buffers, products: memory, .. } = scratch;
+    let (x, y) = (buffers.get(input, n * cols), &mut logits[..n * output.rows]);
     products(context, x, n, &mut [(output, y)], memory)
 }
 
@@ -168,8 +177,10 @@ fn best<B: ModelBytes>(
         let tokens = first..vocab.min(first + part);
         let len = tokens.len();
         logits(context, rows.clone(), tokens, scratch)?;
-        // They are in front now.
-        rows = 0..n;
+        if program.before_output.is_none() {
+            // They are in front now.
+            rows = 0..n;
+        }
         for (best, logits) in best.iter_mut().zip(scratch.logits.chunks_exact(len)) {
             let Ok(found) = argmax(logits) else { continue };
             let logit = logits[found as usize];
