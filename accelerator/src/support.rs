@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use shohin_core::model::program::{BufferId, Experts, Op, TensorId, TensorRole};
-use shohin_core::model::{Program, alibi, depths, hadamard};
+use shohin_core::model::{Program, alibi, depths, factors, hadamard};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Name};
 
@@ -36,6 +36,9 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
     if !program.bases.is_empty() {
         return unsupported(hadamard::REFUSED, program.bases.len(), on_cpu);
     }
+    if program.has_factors() {
+        return unsupported(factors::REFUSED, 1, on_cpu);
+    }
     for op in program.body.iter().chain(&program.head) {
         let (found, expected) = match op {
             Op::Exchange(_) if !supported.ranks => {
@@ -63,6 +66,7 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             | Op::Add { .. }
             | Op::Scale { .. }
             // Refused above.
+            | Op::Factor { .. }
             | Op::Hadamard(_)
             | Op::RopeStore { .. }
             | Op::Attention { .. }

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result {
             args.source.display()
         )));
     }
-    let mut options = ConvertOptions::new().replace(args.force).id42(args.layout.id42);
+    let mut options = ConvertOptions::new().replace(args.force).id42(args.layout.id42).id36(args.layout.id36);
     options.file_type = args.r#type;
     if let Some(found) = args.r#type.filter(|found| args.safetensors && found.float().is_none()) {
         return Err(CliError::usage(format_args!(
@@ -91,7 +91,7 @@ fn is_gguf(path: &Path) -> bool {
 
 /// Writes the GGUF file of an adapter, or of such a file the folder.
 fn adapter(args: &ConvertArgs, base: &Path) -> Result {
-    let options = ConvertOptions::new().replace(args.force).id42(args.layout.id42);
+    let options = ConvertOptions::new().replace(args.force).id42(args.layout.id42).id36(args.layout.id36);
     let is_folder = args.source.is_dir();
     if !is_folder && is_gguf(&args.out) {
         return Err(CliError::usage(format_args!(

@@ -181,7 +181,7 @@ pub(crate) fn run(args: &MergeArgs) -> Result {
         }
     }
     let mut options = ConvertOptions::new().rules(args.tensor.clone()).replace(args.force);
-    options = options.id42(args.layout.id42).requantize(args.requantize);
+    options = options.id42(args.layout.id42).id36(args.layout.id36).requantize(args.requantize);
     options.file_type = args.r#type;
     let done = match &how {
         Some(how) => {

@@ -5,6 +5,7 @@ use crate::error::{CliError, Result};
 use crate::terminal;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use shohin::convert::Id36;
 use shohin::core::Tokenizer;
 use shohin::core::chat::Style;
 use shohin::core::generate::Detokenizer;
@@ -53,6 +54,9 @@ pub(crate) struct LayoutArgs {
     /// Layout of tensors of type 42 if the file does not say: group size, or codes before scales
     #[arg(long, value_name = "LAYOUT", default_value = "auto", value_parser = id42s(), help_heading = RARE, hide_short_help = true)]
     pub(crate) id42: Id42,
+    /// Layout of tensors of type 36 (I2_S), which no file says: the block's weights; 64 in files that were made on ARM
+    #[arg(long, value_name = "LAYOUT", default_value = "auto", value_parser = id36s(), help_heading = RARE, hide_short_help = true)]
+    pub(crate) id36: Id36,
 }
 
 /// How the engine computes.
@@ -256,6 +260,11 @@ fn id42s() -> impl TypedValueParser<Value = Id42> {
     PossibleValuesParser::new(Id42::ALL.map(Id42::name)).map(|name| Id42::named(&name).unwrap_or_default())
 }
 
+/// Parses a layout of type 36 by name.
+fn id36s() -> impl TypedValueParser<Value = Id36> {
+    PossibleValuesParser::new(Id36::ALL.map(Id36::name)).map(|name| Id36::named(&name).unwrap_or_default())
+}
+
 /// Parses a cache format by name.
 fn kv_formats() -> impl TypedValueParser<Value = KvFormat> {
     PossibleValuesParser::new(KvFormat::ALL.map(KvFormat::name))
@@ -283,7 +292,7 @@ impl FileArgs {
     /// Opens the file at a path from [`FileArgs::located`].
     pub(crate) fn open_located(&self, path: Option<&Path>) -> Result<ModelFile> {
         match path {
-            Some(path) => Ok(ModelFile::open(path)?),
+            Some(path) => Ok(ModelFile::open_id36(path, self.layout.id36)?),
             None => Ok(ModelFile::built_in()),
         }
     }

@@ -58,7 +58,7 @@ pub(crate) struct QuantizeArgs {
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result {
     let options = ConvertOptions::new().file_type(args.r#type).rules(args.tensor.clone());
-    let options = options.replace(args.force).id42(args.layout.id42);
+    let options = options.replace(args.force).id42(args.layout.id42).id36(args.layout.id36);
     check_out(&args.out)?;
     let done = convert::write(&args.file, &args.out, &options)?;
     let mut out = io::stdout().lock();

@@ -521,6 +521,27 @@ fn a_piped_message_may_begin_with_a_slash_and_end_with_the_file() {
     assert!(!reply("//home is where I live.\n").is_empty());
 }
 
+/// Type 36 and a packed folder have the same weights (`tests/oracle/bitnet.py`).
+#[test]
+fn ternary_weights_of_bitnet_run() {
+    let fixture = |name: &str| format!("{}/../tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (file, folder) = (fixture("bitnet-i2s.gguf"), fixture("hf/bitnet-packed"));
+    let ids = temporary("ternary.txt", "3 77 140 9 201");
+    let top = |model: &str, more: &[&str]| {
+        let all = ["logits", "-m", model, "--tokens", &ids, "--top", "3", "--act", "f32", "--kv", "f32"];
+        let listed = ok(&with(&all, more));
+        let id = |row: &str| row.split_whitespace().next().map(String::from);
+        listed.lines().skip(2).map(id).collect::<Vec<_>>()
+    };
+    let right = top(&file, &[]);
+    assert_eq!((right.len(), top(&folder, &[]), top(&file, &["--id36", "128"])), (3, right.clone(), right));
+    assert!(!ok(&["run", "-m", &file, "--max-tokens", "4", "The fox"]).is_empty());
+    assert!(json(&["inspect", "-m", &file, "--json"])["format"].to_string().contains("PQ2_0"));
+    let out = temporary("ternary.gguf", "");
+    ok(&["quantize", &file, "--type", "q8_0", "--force", "--out", &out]);
+    assert!(json(&["inspect", "-m", &out, "--json"])["format"].to_string().contains("Q8_0"));
+}
+
 #[test]
 fn the_layout_of_type_42_can_be_told() {
     let path =

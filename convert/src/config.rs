@@ -39,6 +39,8 @@ pub(crate) struct Config {
     pub(crate) mlx: Option<Mlx>,
     /// Rows and columns of the blocks of floats of 8 bits that have a scale.
     pub(crate) float8_block: Option<(u32, u32)>,
+    /// How transformers' BitNet packed the weights.
+    pub(crate) bitnet: Option<BitNet>,
     /// What the rotary frequencies are divided by, for scalings that GGUF files have as tensors: their names in GGUF, and
     /// their numbers.
     pub(crate) rope_factors: Vec<(&'static str, Vec<f32>)>,
@@ -63,6 +65,7 @@ impl Config {
             tied: c.tied_embeddings,
             mlx: None,
             float8_block: None,
+            bitnet: None,
             rope_factors: Vec::new(),
         })
     }
@@ -121,6 +124,7 @@ impl Config {
             tied: present(root, "tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
             mlx: Mlx::read(root)?,
             float8_block: float8_block(root)?,
+            bitnet: BitNet::read(root)?,
             rope_factors: Vec::new(),
         };
         let name = architecture.name;
@@ -559,14 +563,58 @@ impl Packing {
     }
 }
 
+const BITNET: &str = "bitnet";
+
+/// `quantization_config` of transformers' BitNet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BitNet {
+    /// Whether weights are divided by `weight_scale`, as the class `bitlinear` does, in the place of multiplied.
+    pub(crate) divides: bool,
+}
+
+impl BitNet {
+    fn read(root: &Value) -> Result<Option<BitNet>, ConvertError> {
+        let Some(config) = present(root, "quantization_config") else { return Ok(None) };
+        let text = |key| present(config, key).and_then(Value::as_str);
+        if text("quant_method") != Some(BITNET) {
+            return Ok(None);
+        }
+        let mode = present(config, "quantization_mode");
+        if mode.is_some_and(|mode| mode != "offline") {
+            let expected = "offline: weights that are ternary in the folder";
+            return Err(wrong("quantization_config.quantization_mode", mode, expected));
+        }
+        let norm = present(config, "use_rms_norm");
+        if norm.is_some_and(|norm| *norm != false) {
+            return Err(wrong("quantization_config.use_rms_norm", norm, "false"));
+        }
+        match text("linear_class") {
+            None | Some("bitlinear") => Ok(Some(BitNet { divides: true })),
+            Some("autobitlinear") => Ok(Some(BitNet { divides: false })),
+            Some(_) => {
+                let found = present(config, "linear_class");
+                Err(wrong("quantization_config.linear_class", found, "bitlinear or autobitlinear"))
+            }
+        }
+    }
+}
+
 /// `quantization_config`: rows and columns of the blocks of FP8 weights.
 fn float8_block(root: &Value) -> Result<Option<(u32, u32)>, ConvertError> {
     let config = present(root, "quantization_config");
     // MLX repeats its settings there.
     let Some(config) = config.filter(|_| present(root, "quantization").is_none()) else { return Ok(None) };
     let method = present(config, "quant_method");
-    if method.and_then(Value::as_str) != Some("fp8") {
-        return Err(wrong("quantization_config.quant_method", method, "fp8, or MLX's quantization"));
+    match method.and_then(Value::as_str) {
+        Some("fp8") => {}
+        Some(BITNET) => return Ok(None),
+        _ => {
+            return Err(wrong(
+                "quantization_config.quant_method",
+                method,
+                "fp8, bitnet, or MLX's quantization",
+            ));
+        }
     }
     let found = present(config, "weight_block_size");
     let refused = || wrong("quantization_config.weight_block_size", found, "two whole numbers");

@@ -436,6 +436,7 @@ impl Onnx {
                 cols: checked(tensor, cols, data.format.block_bytes() as u64, data.data)?,
                 vector: true,
                 weights: Weights::Stored(data.format, data.data),
+                factor: None,
             });
         }
         Ok(modules)
@@ -456,7 +457,7 @@ impl Onnx {
         let (rows, cols) = if by_rows { (a, b) } else { (b, a) };
         let cols = checked(tensor, cols, rows.saturating_mul(format.block_bytes() as u64), data)?;
         let weights = if by_rows { Weights::Stored(format, data) } else { Weights::Transposed(format, data) };
-        Ok(Module { name, rows: rows as usize, cols, vector: false, weights })
+        Ok(Module { name, rows: rows as usize, cols, vector: false, weights, factor: None })
     }
 
     /// A matrix of codes.
@@ -545,7 +546,7 @@ impl Onnx {
             }
         };
         let weights = Grouped { rows, cols, bits, group, codes: data, scales: floats(scales)?, offset };
-        Ok(Module { name, rows, cols, vector: false, weights: Weights::Grouped(weights) })
+        Ok(Module { name, rows, cols, vector: false, weights: Weights::Grouped(weights), factor: None })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::file_type::FileType;
 use crate::rules::TensorRule;
+use crate::ternary::Id36;
 use shohin_core::gguf::{Id42, ReadOptions};
 
 /// What to write.
@@ -16,6 +17,8 @@ pub struct ConvertOptions {
     pub replace: bool,
     /// The layout of tensors of type 42 in a GGUF file that does not say it.
     pub id42: Id42,
+    /// The layout of tensors of type 36 (I2_S) in a GGUF file.
+    pub id36: Id36,
     /// Whether matrices that [adapters change](crate::merge) may become 1-bit or ternary.
     pub requantize: bool,
 }
@@ -47,6 +50,12 @@ impl ConvertOptions {
     /// Sets [`ConvertOptions::id42`](#structfield.id42).
     pub fn id42(mut self, id42: Id42) -> Self {
         self.id42 = id42;
+        self
+    }
+
+    /// Sets [`ConvertOptions::id36`](#structfield.id36).
+    pub fn id36(mut self, id36: Id36) -> Self {
+        self.id36 = id36;
         self
     }
 

@@ -82,7 +82,7 @@ impl<'f> Plan<'f> {
             }
             let keeps_types = options.file_type.is_none() && options.rules.is_empty();
             let file_type = gguf.metadata().get(FILE_TYPE).filter(|_| keeps_types);
-            Plan::new(source, w, merged(tensor::of_gguf(gguf)?, deltas)?, options, file_type)
+            Plan::new(source, w, merged(tensor::of_gguf(gguf, options.id36)?, deltas)?, options, file_type)
         };
         plan().map_err(|error: ConvertError| error.at(source))
     }

@@ -6,6 +6,7 @@ use crate::folder::Folder;
 use crate::kind::is_folder;
 use crate::options::ConvertOptions;
 use crate::plan::Plan;
+use crate::ternary::{I2_S, Id36};
 use shohin_core::Gguf;
 use shohin_core::gguf::ReadOptions;
 use shohin_files::{MappedModel, Mmap, failed, large_pages, parse};
@@ -42,7 +43,25 @@ impl<'p> Source<'p> {
 /// As for [`convert`](crate::convert).
 pub fn in_memory(source: &Path) -> Result<Mmap> {
     let folder = Folder::open(source)?;
-    let plan = Plan::of_folder(&folder, &ConvertOptions::new(), &Deltas::default())?;
+    held(source, &Plan::of_folder(&folder, &ConvertOptions::new(), &Deltas::default())?)
+}
+
+/// The GGUF file `model` with types that are computed with in the place of type 36 (I2_S), in memory, keeping every bit; `None` if it
+/// has no tensors of that type, or cannot be read.
+///
+/// # Errors
+/// As for [`convert`](crate::convert).
+pub fn in_memory_gguf(source: &Path, model: &MappedModel, id36: Id36) -> Result<Option<Mmap>> {
+    let Ok(gguf) = model.gguf(&ReadOptions::default()) else { return Ok(None) };
+    if gguf.tensors().iter().all(|tensor| tensor.type_id() != I2_S) {
+        return Ok(None);
+    }
+    let options = ConvertOptions::new().id36(id36);
+    held(source, &Plan::of_gguf(source, &gguf, &options, &Deltas::default())?).map(Some)
+}
+
+/// The file that `plan` describes.
+fn held(source: &Path, plan: &Plan<'_>) -> Result<Mmap> {
     let failed = failed("load the model", source);
     let too_large = || failed(io::ErrorKind::OutOfMemory.into());
     let len = usize::try_from(plan.len()).map_err(|_| too_large())?;

@@ -10,6 +10,7 @@ use crate::names::{self, InGguf};
 use crate::order::{Direction, HeadCounts, Order, orders};
 use crate::report::ConvertedTensor;
 use crate::stored::{Stored, float};
+use crate::ternary::{self, I2_S, Id36, Ternary};
 use shohin_core::gguf::{Gguf, TensorInfo};
 use shohin_core::model::hugging_face::Values;
 use shohin_core::{Format, ModelConfig, quant};
@@ -53,6 +54,8 @@ pub(crate) struct Module<'f> {
     pub(crate) cols: usize,
     pub(crate) vector: bool,
     pub(crate) weights: Weights<'f>,
+    /// What its product is multiplied by.
+    pub(crate) factor: Option<f32>,
 }
 
 /// Weights as the source stores them.
@@ -64,6 +67,7 @@ pub(crate) enum Weights<'f> {
     Transposed(Format, &'f [u8]),
     Float8(Float8<'f>),
     Grouped(Grouped<'f>),
+    Ternary(Ternary<'f>),
     /// Numbers of a vector that the source has in another form.
     Computed(Vec<f32>),
     /// Some rows of a tensor, as they are written, and of these some columns, or all.
@@ -71,41 +75,54 @@ pub(crate) enum Weights<'f> {
 }
 
 /// The tensors of a GGUF file, in its order.
-pub(crate) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertError> {
-    let tensor = |info: &TensorInfo<'f>| {
-        let format = info.format().ok_or_else(|| {
-            ConvertError::tensor(
-                info.name(),
-                format!("has type {}, which is not supported", info.type_name()),
-            )
-        })?;
-        let (rows, cols, count) = match *info.dims() {
-            [cols] => (1, cols, 1),
-            [cols, rows] => (rows, cols, 1),
-            [cols, rows, count] if count > 0 => (rows, cols, count),
-            ref dims => {
-                let problem = format!("has the shape {dims:?}, expected one to three dimensions");
-                return Err(ConvertError::tensor(info.name(), problem));
-            }
+pub(crate) fn of_gguf<'f>(gguf: &Gguf<'f>, id36: Id36) -> Result<Vec<Tensor<'f>>, ConvertError> {
+    let mut all = Vec::new();
+    for info in gguf.tensors() {
+        if info.type_id() != I2_S {
+            all.push(stored_tensor(gguf, info)?);
+            continue;
+        }
+        let [cols, rows] = *info.dims() else {
+            let problem = format!("has the shape {:?}, expected a matrix of type I2_S", info.dims());
+            return Err(ConvertError::tensor(info.name(), problem));
         };
-        // The parser has checked that the bytes are there.
-        let data = gguf.data(info);
-        let each = data.len() / count as usize;
-        let matrices = (0..count as usize).map(|i| Weights::Stored(format, &data[i * each..][..each]));
-        Ok(Tensor {
-            name: info.name().into(),
-            rows: (rows * count) as usize,
-            cols: cols as usize,
-            vector: info.dims().len() == 1 || names::is_convolution(info.name()),
-            matrices: matrices.collect(),
-            order: Order::Same,
-            columns: Order::Same,
-            shared: None,
-            deltas: Vec::new(),
-            new: None,
-        })
+        let (rows, cols) = (rows as usize, cols as usize);
+        let (matrix, factor) = ternary::of_gguf(info, [rows, cols], gguf.data(info), id36)?;
+        all.push(Tensor::of(info.name().into(), [rows, cols], false, Weights::Ternary(matrix)));
+        all.extend(factor.map(|factor| Tensor::factor(info.name(), factor)));
+    }
+    Ok(all)
+}
+
+fn stored_tensor<'f>(gguf: &Gguf<'f>, info: &TensorInfo<'f>) -> Result<Tensor<'f>, ConvertError> {
+    let format = info.format().ok_or_else(|| {
+        ConvertError::tensor(info.name(), format!("has type {}, which is not supported", info.type_name()))
+    })?;
+    let (rows, cols, count) = match *info.dims() {
+        [cols] => (1, cols, 1),
+        [cols, rows] => (rows, cols, 1),
+        [cols, rows, count] if count > 0 => (rows, cols, count),
+        ref dims => {
+            let problem = format!("has the shape {dims:?}, expected one to three dimensions");
+            return Err(ConvertError::tensor(info.name(), problem));
+        }
     };
-    gguf.tensors().iter().map(tensor).collect()
+    // The parser has checked that the bytes are there.
+    let data = gguf.data(info);
+    let each = data.len() / count as usize;
+    let matrices = (0..count as usize).map(|i| Weights::Stored(format, &data[i * each..][..each]));
+    Ok(Tensor {
+        name: info.name().into(),
+        rows: (rows * count) as usize,
+        cols: cols as usize,
+        vector: info.dims().len() == 1 || names::is_convolution(info.name()),
+        matrices: matrices.collect(),
+        order: Order::Same,
+        columns: Order::Same,
+        shared: None,
+        deltas: Vec::new(),
+        new: None,
+    })
 }
 
 /// The modules whose tensors are `stored`.
@@ -128,20 +145,30 @@ pub(crate) fn modules<'f>(
             // Read with the weights.
             "scales" | "biases" if config.mlx.is_some() => continue,
             "weight_scale_inv" if config.float8_block.is_some() => continue,
+            "weight_scale" if config.bitnet.is_some() => continue,
             _ if names::to_gguf(&format!("{prefix}{name}"), config).is_ok() => {}
             _ => return Err(ConvertError::tensor(name, "is not part of this architecture")),
         }
         let scales = stored.get(&format!("{module}.scales"));
-        let (cols, weights) = match (&config.mlx, scales) {
-            (Some(packed), Some(scales)) => {
+        let (ternary, factor) = match config.bitnet {
+            Some(bitnet) => ternary::of_folder(name, tensor, stored, bitnet)?,
+            None => (None, None),
+        };
+        let mut rows = tensor.rows;
+        let (cols, weights) = match (&config.mlx, scales, ternary) {
+            (Some(packed), Some(scales), _) => {
                 let biases = stored.get(&format!("{module}.biases"));
                 let weights = mlx(name, tensor, scales, biases, packed.of(module))?;
                 (weights.cols, Weights::Grouped(weights))
             }
+            (_, _, Some(ternary)) => {
+                rows = ternary.rows();
+                (tensor.cols, Weights::Ternary(ternary))
+            }
             _ => (tensor.cols, one_by_one(name, tensor, stored, config)?),
         };
         let name = format!("{prefix}{name}");
-        all.push(Module { name, rows: tensor.rows, cols, vector: tensor.vector, weights });
+        all.push(Module { name, rows, cols, vector: tensor.vector, weights, factor });
     }
     Ok(all)
 }
@@ -161,7 +188,8 @@ pub(crate) fn of_modules<'f>(
             experts.entry(name).or_default().insert(expert, module);
             continue;
         }
-        let Module { rows, cols, vector, weights, .. } = module;
+        let Module { rows, cols, vector, weights, factor, .. } = module;
+        let factor = factor.map(|factor| Tensor::factor(&name, factor));
         let (order, columns) = orders(order, &name, [rows, cols], &config.head_counts(), Direction::ToGguf)?;
         let matrices = vec![weights.changed(values, Direction::ToGguf, rows * cols)?];
         let deltas = Vec::new();
@@ -177,23 +205,14 @@ pub(crate) fn of_modules<'f>(
             deltas,
             new: None,
         });
+        all.extend(factor);
     }
     for (name, experts) in experts {
         all.push(stacked(name, experts, config.experts)?);
     }
     for (name, factors) in &config.rope_factors {
-        all.push(Tensor {
-            name: (*name).into(),
-            rows: 1,
-            cols: factors.len(),
-            vector: true,
-            matrices: vec![Weights::Computed(factors.clone())],
-            order: Order::Same,
-            columns: Order::Same,
-            shared: None,
-            deltas: Vec::new(),
-            new: None,
-        });
+        let weights = Weights::Computed(factors.clone());
+        all.push(Tensor::of((*name).into(), [1, factors.len()], true, weights));
     }
     // Layer 2 before layer 10.
     let place = |tensor: &Tensor<'_>| {
@@ -246,7 +265,7 @@ pub(crate) fn to_folder<'f>(
         recurrence: config.recurrence.unwrap_or_default(),
     };
     let mut all = Vec::new();
-    for tensor in of_gguf(gguf)?.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
+    for tensor in of_gguf(gguf, Id36::Auto)?.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
         let (theirs, row) = names::to_folder(folder, &tensor.name, tensor.matrices.len())?;
         let shape = [tensor.rows, tensor.cols];
         let (order, columns) = orders(row.order, &tensor.name, shape, &counts, Direction::ToFolder)?;
@@ -303,6 +322,19 @@ impl<'f> Weights<'f> {
 }
 
 impl<'f> Tensor<'f> {
+    /// One matrix or vector, as the source has it.
+    fn of(name: String, [rows, cols]: [usize; 2], vector: bool, weights: Weights<'f>) -> Self {
+        let (order, columns) = (Order::Same, Order::Same);
+        let (matrices, deltas) = (vec![weights], Vec::new());
+        Tensor { name, rows, cols, vector, matrices, order, columns, shared: None, deltas, new: None }
+    }
+
+    /// The factor of the matrix `name`.
+    fn factor(name: &str, factor: f32) -> Self {
+        let name = format!("{}.scale", name.trim_end_matches(".weight"));
+        Tensor::of(name, [1, 1], true, Weights::Computed(vec![factor]))
+    }
+
     /// The format that keeps every bit.
     pub(crate) fn exact(&self) -> Result<Format, ConvertError> {
         if let [Weights::Picked(tensor, ..)] = &self.matrices[..] {
@@ -312,6 +344,7 @@ impl<'f> Tensor<'f> {
             Weights::Stored(format, _) | Weights::Transposed(format, _) => *format,
             Weights::Float8(float8) => float8.exact(),
             Weights::Grouped(grouped) => grouped.exact(),
+            Weights::Ternary(ternary) => ternary.exact(),
             Weights::Computed(_) | Weights::Picked(..) => Format::F32,
         };
         let mut formats = self.matrices.iter().map(of);
@@ -373,7 +406,7 @@ impl<'f> Tensor<'f> {
     pub(crate) fn format(&self) -> Option<Format> {
         match self.matrices.first()? {
             Weights::Stored(format, _) | Weights::Transposed(format, _) => Some(*format),
-            Weights::Float8(_) | Weights::Grouped(_) | Weights::Computed(_) => None,
+            Weights::Float8(_) | Weights::Grouped(_) | Weights::Ternary(_) | Weights::Computed(_) => None,
             Weights::Picked(tensor, ..) => tensor.format(),
         }
     }
@@ -537,6 +570,7 @@ impl<'f> Tensor<'f> {
             }
             Weights::Float8(float8) => float8.unpack(row, values)?,
             Weights::Grouped(grouped) => grouped.unpack(row, values),
+            Weights::Ternary(ternary) => ternary.unpack(row, values),
             Weights::Computed(computed) => values.copy_from_slice(computed),
             Weights::Picked(tensor, rows, None) => tensor.unpack(tensor.source(rows[row]), values)?,
             Weights::Picked(tensor, rows, Some(cols)) => {

@@ -84,6 +84,7 @@ pub(crate) fn together(program: &Program, layouts: &[Option<PackedFormat>]) -> V
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
+            | Op::Factor { .. }
             | Op::Hadamard(_)
             | Op::RopeStore { .. }
             | Op::Attention { .. }

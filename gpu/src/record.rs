@@ -109,6 +109,7 @@ fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
         | Op::DeltaNet(_)
         | Op::GatedNorm(_)
         | Op::SplitHeads { .. }
+        | Op::Factor { .. }
         | Op::Hadamard(_)
         | Op::Experts(_)
         | Op::Select { .. }
@@ -187,6 +188,7 @@ fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activat
         | Op::DeltaNet(_)
         | Op::GatedNorm(_)
         | Op::SplitHeads { .. }
+        | Op::Factor { .. }
         | Op::Hadamard(_)
         | Op::Experts(_)
         | Op::Select { .. }
@@ -524,6 +526,7 @@ impl Recorder<'_> {
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
+            | Op::Factor { .. }
             | Op::Hadamard(_)
             | Op::Experts(_)
             | Op::Select { .. }

@@ -244,6 +244,7 @@ fn combined(program: &Program, op: &Op) -> Vec<(Vec<TensorId>, usize)> {
         | Op::DeltaNet(_)
         | Op::GatedNorm(_)
         | Op::SplitHeads { .. }
+        | Op::Factor { .. }
         | Op::Hadamard(_)
         | Op::RopeStore { .. }
         | Op::Attention { .. }

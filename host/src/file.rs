@@ -146,13 +146,39 @@ impl ModelFile {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         #[cfg(feature = "convert")]
-        if shohin_convert::is_folder(path) {
-            let map = shohin_convert::in_memory(path)?;
+        return Self::open_id36(path, shohin_convert::Id36::Auto);
+        #[cfg(not(feature = "convert"))]
+        Self::open_mapped(path)
+    }
+
+    /// [`ModelFile::open`], with the layout of tensors of type 36 (I2_S), which are converted in memory.
+    ///
+    /// # Errors
+    /// As [`ModelFile::open`]; if a tensor of type 36 is not ternary.
+    #[cfg(feature = "convert")]
+    pub fn open_id36(path: impl AsRef<Path>, id36: shohin_convert::Id36) -> Result<Self> {
+        let path = path.as_ref();
+        let in_memory = |map| {
             let (name, bytes) = (path.display().to_string(), Bytes::InMemory(Arc::new(map)));
-            return Ok(ModelFile { name: name.clone(), shards: Arc::new([Shard { name, bytes }]) });
+            ModelFile { name: name.clone(), shards: Arc::new([Shard { name, bytes }]) }
+        };
+        if shohin_convert::is_folder(path) {
+            return Ok(in_memory(shohin_convert::in_memory(path)?));
         }
-        let MappedModel { name, files } = MappedModel::open(path)?;
-        Ok(ModelFile { name, shards: files.into_iter().map(Shard::mapped_file).collect() })
+        let model = MappedModel::open(path)?;
+        if let Some(map) = shohin_convert::in_memory_gguf(path, &model, id36)? {
+            return Ok(in_memory(map));
+        }
+        Ok(Self::mapped_model(model))
+    }
+
+    #[cfg(not(feature = "convert"))]
+    fn open_mapped(path: &Path) -> Result<Self> {
+        Ok(Self::mapped_model(MappedModel::open(path)?))
+    }
+
+    fn mapped_model(MappedModel { name, files }: MappedModel) -> Self {
+        ModelFile { name, shards: files.into_iter().map(Shard::mapped_file).collect() }
     }
 
     /// The name in messages.

@@ -243,9 +243,9 @@ impl<D: Driver> Lowering<'_, D> {
                     expected: "attention in every layer; the CPU computes both",
                 })
             }
-            Op::Hadamard(_) => Err(Error::Operation {
-                found: "weights in a rotated basis",
-                expected: "weights that are not rotated; the CPU computes both",
+            Op::Factor { .. } | Op::Hadamard(_) => Err(Error::Operation {
+                found: "weights with factors or in a rotated basis",
+                expected: "others; the CPU computes them",
             }),
             Op::Bias { x, bias } => {
                 let cols = self.model.program().tensor(bias).cols;

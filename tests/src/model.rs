@@ -209,6 +209,7 @@ impl Stored {
             name: self.format.name(),
             block: self.format.block() as u32,
             block_bytes: self.format.block_bytes() as u32,
+            tail: 0,
         }
     }
 

@@ -24,7 +24,7 @@ pub fn split(file: &[u8], most: usize, bare: bool) -> Result<Vec<Vec<u8>>> {
         for t in *group {
             let (block, block_bytes) =
                 t.format().map_or((1, 4), |f| (f.block() as u32, f.block_bytes() as u32));
-            let kind = TensorType { id: t.type_id(), name: t.type_name(), block, block_bytes };
+            let kind = TensorType { id: t.type_id(), name: t.type_name(), block, block_bytes, tail: 0 };
             writer.tensor_of(t.name(), t.dims(), &kind)?;
         }
         parts.push(writer.to_vec(group.iter().map(|t| gguf.data(t)))?);

@@ -175,6 +175,7 @@ fn every_type_is_measured_as_gguf_py_does() {
         (30, 1, 2),
         (34, 256, 54),
         (35, 256, 66),
+        (36, 64, 16),
         (39, 32, 17),
         (40, 64, 36),
         (41, 128, 18),
@@ -186,12 +187,13 @@ fn every_type_is_measured_as_gguf_py_does() {
     for t in TensorType::ALL {
         // Listed and measured, whether loadable or not.
         let row = u64::from(t.block);
-        let file =
-            RawFile::new().tensor(RawTensor::new("t", &[row, 3], t.id, 0)).data(3 * t.block_bytes as usize);
+        let file = RawFile::new()
+            .tensor(RawTensor::new("t", &[row, 3], t.id, 0))
+            .data((3 * t.block_bytes + t.tail) as usize);
         let file = file.build();
         let gguf = Gguf::parse(&file).unwrap();
         assert_eq!(gguf.tensors()[0].type_name(), t.name);
-        assert_eq!(gguf.tensors()[0].len(), 3 * u64::from(t.block_bytes));
+        assert_eq!(gguf.tensors()[0].len(), u64::from(3 * t.block_bytes + t.tail));
         match gguf.tensors()[0].format() {
             Some(f) => assert_eq!(gguf.matrix("t").unwrap().format(), f),
             None => assert_eq!(gguf.matrix("t").unwrap_err().code(), "tensor_type"),

@@ -494,6 +494,9 @@ impl Lowering<'_> {
             Op::Conv(_) | Op::DeltaNet(_) | Op::GatedNorm(_) | Op::SplitHeads { .. } => {
                 return Err(refused("training a model with a recurrent state", "attention in every layer"));
             }
+            Op::Factor { .. } => {
+                return Err(refused("a model with factors of single matrices", "matrices without a factor"));
+            }
             Op::Hadamard(_) => return Err(rotated()),
             Op::Select { .. } | Op::Merge { .. } => {
                 return Err(refused("a mixture of depths", "blocks that all tokens take part in"));

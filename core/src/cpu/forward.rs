@@ -85,6 +85,7 @@ fn run<B: ModelBytes>(
         | Op::DeltaNet(_)
         | Op::GatedNorm(_)
         | Op::SplitHeads { .. }
+        | Op::Factor { .. }
         | Op::Hadamard(_)
             if !cfg!(feature = "variants") =>
         {
@@ -106,6 +107,12 @@ fn run<B: ModelBytes>(
         Op::DeltaNet(ref op) => delta_net::run(context, op, rows, caches, scratch),
         Op::GatedNorm(ref op) => delta_net::gated_norm(context, op, n, scratch),
         Op::SplitHeads { x, a, b, heads, dim } => delta_net::split_heads((x, a, b), (heads, dim), n, scratch),
+        Op::Factor { x, cols, factor } => {
+            // One number, as its shape says.
+            let factor = context.weights.vector(factor).first().copied().unwrap_or(1.0);
+            elementwise::scale(x, factor, n * cols, scratch);
+            Ok(())
+        }
         Op::Hadamard(op) => hadamard::run(context, op, n, scratch),
         Op::Add { x, to, cols } => elementwise::add(x, to, n * cols, scratch),
         Op::Scale { x, cols, factor } => {

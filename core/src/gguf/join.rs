@@ -136,6 +136,7 @@ impl GgufJoin {
                         name: format.name(),
                         block: format.block() as u32,
                         block_bytes: format.block_bytes() as u32,
+                        tail: 0,
                     },
                     (_, Some(kind)) => *kind,
                     (_, None) => continue,

@@ -91,6 +91,8 @@ pub(super) fn place(
         let kind = TensorType::of(t.id).ok_or(unknown)?;
         // For id 42 this is a placeholder: length and format are determined below.
         t.len = bytes(t, kind.block, kind.block_bytes)?.ok_or(odd_row(t))?;
+        let whole = t.len.checked_add(u64::from(kind.tail));
+        t.len = whole.ok_or(range(t, "has more bytes than can be counted"))?;
         t.format = kind.format();
         if t.offset & (u64::from(alignment) - 1) != 0 {
             return Err(range(t, "does not start at a multiple of the alignment"));

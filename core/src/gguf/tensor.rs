@@ -15,12 +15,14 @@ pub struct TensorType {
     pub block: u32,
     /// Bytes of one block.
     pub block_bytes: u32,
+    /// Bytes after the blocks of a tensor.
+    pub tail: u32,
 }
 
 /// The id that has three incompatible layouts in use; see [`super::Id42`].
 pub(super) const ID_42: u32 = 42;
 
-/// A row of [`TensorType::ALL`]: a format, or the id, name, block and bytes of a type without one.
+/// A row of [`TensorType::ALL`]: a format, or the id, name, block, bytes and perhaps the tail of a type without one.
 macro_rules! tensor_type {
     ($format:ident) => {
         TensorType {
@@ -28,10 +30,14 @@ macro_rules! tensor_type {
             name: Format::$format.name(),
             block: Format::$format.block() as u32,
             block_bytes: Format::$format.block_bytes() as u32,
+            tail: 0,
         }
     };
     ($id:literal $name:literal $block:literal $bytes:literal) => {
-        TensorType { id: $id, name: $name, block: $block, block_bytes: $bytes }
+        TensorType { id: $id, name: $name, block: $block, block_bytes: $bytes, tail: 0 }
+    };
+    ($id:literal $name:literal $block:literal $bytes:literal $tail:literal) => {
+        TensorType { id: $id, name: $name, block: $block, block_bytes: $bytes, tail: $tail }
     };
 }
 
@@ -59,7 +65,7 @@ impl TensorType {
         (16 "IQ2_XXS" 256 66) (17 "IQ2_XS" 256 74) (18 "IQ3_XXS" 256 98)
         (19 "IQ1_S" 256 50) (Iq4Nl) (21 "IQ3_S" 256 110) (22 "IQ2_S" 256 82)
         (Iq4Xs) (24 "I8" 1 1) (25 "I16" 1 2) (26 "I32" 1 4) (27 "I64" 1 8) (28 "F64" 1 8)
-        (29 "IQ1_M" 256 56) (Bf16) (Tq1_0) (Tq2_0) (Mxfp4) (Nvfp4) (Q1_0) (Q2_0)
+        (29 "IQ1_M" 256 56) (Bf16) (Tq1_0) (Tq2_0) (36 "I2_S" 64 16 32) (Mxfp4) (Nvfp4) (Q1_0) (Q2_0)
         (Pq2_0) (Ptq1_0)
     ];
 

@@ -199,6 +199,7 @@ impl GgufWriter {
             name: format.name(),
             block: format.block() as u32,
             block_bytes: format.block_bytes() as u32,
+            tail: 0,
         };
         self.tensor_of(name, dims, &kind)
     }
@@ -219,8 +220,11 @@ impl GgufWriter {
             }
             _ => None,
         };
-        let Some(len) = blocks.and_then(|b| b.checked_mul(u64::from(kind.block_bytes))).filter(|l| *l > 0)
-        else {
+        let of_blocks = |blocks: u64| {
+            let len = blocks.checked_mul(u64::from(kind.block_bytes)).filter(|len| *len > 0)?;
+            len.checked_add(u64::from(kind.tail))
+        };
+        let Some(len) = blocks.and_then(of_blocks) else {
             return Err(error!(TensorType {
                 name: Name::new(name),
                 found: kind.id,

@@ -1,15 +1,16 @@
 //! The hyper-parameters of a model, read from metadata and validated once.
 #![forbid(unsafe_code)]
 
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
-use super::depths;
 use super::hadamard::RotatedBasis;
 use super::keys::{Keys, bad};
 use super::positions::{Positions, Rotary};
 use super::program::{Heads, Program};
 use super::rope::RopeScaling;
+use super::{depths, factors};
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
 use crate::limits::Limits;
@@ -242,6 +243,8 @@ pub struct ModelConfig {
     pub biases: Biases,
     /// Factors of the model's streams.
     pub scales: Scales,
+    /// The tensors of [factors of matrices](factors) (`blk.N.attn_q.scale`).
+    pub factors: Vec<String>,
     /// How the weights are rotated, if they are (`prism.hadamard.*`).
     pub basis: Option<RotatedBasis>,
     /// Whether the output matrix is the embedding (no `output.weight` in the file).
@@ -307,6 +310,7 @@ impl ModelConfig {
             recurrence: None,
             biases: if cfg!(feature = "variants") { biases(header) } else { Biases::default() },
             scales: Scales::NONE,
+            factors: if cfg!(feature = "variants") { factors::names(header) } else { Vec::new() },
             basis,
             tied_embeddings: header.tensor("output.weight").is_none(),
         };
@@ -355,10 +359,19 @@ impl ModelConfig {
 
     /// The forward pass. The configuration must be valid.
     pub fn program(&self) -> Program {
-        let program = (self.architecture.program)(self);
+        let program = self.plain_program();
         match &self.basis {
             Some(basis) if cfg!(feature = "variants") => basis.apply(program, self),
             _ => program,
+        }
+    }
+
+    /// The forward pass without rotations.
+    fn plain_program(&self) -> Program {
+        let program = (self.architecture.program)(self);
+        match cfg!(feature = "variants") && !self.factors.is_empty() {
+            true => program.with_factors(&self.factors),
+            false => program,
         }
     }
 
@@ -440,7 +453,7 @@ impl ModelConfig {
             Positions::Rotary(rotary).check(self.architecture.name, false)?;
         }
         match &self.basis {
-            Some(basis) => basis.check(&(self.architecture.program)(self), self),
+            Some(basis) => basis.check(&self.plain_program(), self),
             None => Ok(()),
         }
     }

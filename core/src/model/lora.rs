@@ -267,6 +267,9 @@ impl Program {
         if !self.bases.is_empty() {
             return refused("one of a model whose weights are not rotated (prism.hadamard.*)");
         }
+        if self.has_factors() {
+            return refused("one of a model without factors of single matrices (blk.N.attn_q.scale)");
+        }
         let spec = self.tensor(id);
         if spec.role != TensorRole::Matrix {
             return refused("one of attention or of a feed-forward block, not a vector");
@@ -411,6 +414,7 @@ impl Pass {
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
+            | Op::Factor { .. }
             | Op::Hadamard(_)
             | Op::Experts(_)
             | Op::RopeStore { .. }

@@ -11,6 +11,8 @@ pub mod builder;
 pub mod config;
 pub mod depths;
 pub mod embedding;
+#[cfg_attr(not(feature = "variants"), allow(dead_code, reason = "no file needs it"))]
+pub mod factors;
 #[cfg(feature = "variants")]
 mod gemma3;
 #[cfg(feature = "variants")]

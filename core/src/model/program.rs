@@ -382,6 +382,15 @@ pub enum Op {
         /// Elements of a head.
         dim: usize,
     },
+    /// `x *= factor`, with the [factor of a matrix](super::factors).
+    Factor {
+        /// `(rows, cols)`
+        x: BufferId,
+        /// Elements per row.
+        cols: usize,
+        /// One number.
+        factor: TensorId,
+    },
     /// A rotation of what a matrix reads whose weights are stored rotated, or of an embedding back.
     Hadamard(Hadamard),
     /// Begins a [block that tokens skip](super::depths): up to [`Op::Merge`], operations compute the rows that take
@@ -629,7 +638,10 @@ impl Program {
                 return Err(error!(TensorShape { name, expected, found: info.shape() }));
             }
             if info.format().is_none() {
-                let expected = "a loadable tensor type";
+                let expected = match info.type_name() {
+                    "I2_S" => "a loadable tensor type: `shohin convert` makes one of it",
+                    _ => "a loadable tensor type",
+                };
                 return Err(error!(TensorType { name, found: info.type_id(), expected }));
             }
             bound.push(index);
@@ -665,7 +677,7 @@ impl Op {
             | Op::Merge { x, to }
             | Op::Gated { gate: to, up: x, .. }
             | Op::Add { x, to, .. } => of(&[*x, *to], &[]),
-            Op::Bias { x, .. } | Op::Scale { x, .. } => of(&[*x], &[]),
+            Op::Bias { x, .. } | Op::Scale { x, .. } | Op::Factor { x, .. } => of(&[*x], &[]),
             Op::Conv(conv) => of(&[conv.x], &[conv.out]),
             Op::DeltaNet(net) => of(&[net.x, net.alpha, net.beta], &[net.out]),
             Op::GatedNorm(norm) => of(&[norm.x, norm.gate], &[]),
@@ -700,6 +712,7 @@ impl Op {
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
+            | Op::Factor { .. }
             | Op::Hadamard(_)
             | Op::RopeStore { .. }
             | Op::Attention { .. }

@@ -293,6 +293,7 @@ impl ModelVariant {
             recurrence: None,
             biases: Biases::default(),
             scales: Scales::NONE,
+            factors: Vec::new(),
             basis: None,
             tied_embeddings: tied,
         }

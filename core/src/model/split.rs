@@ -335,6 +335,7 @@ impl TensorSplit<'_> {
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
+            | Op::Factor { .. }
             | Op::Hadamard(_) => {
                 let expected = "one of Qwen3 or Llama without biases and adapters (LoRA); or pipeline:N";
                 return Err(unsupported("operation", "a program", expected));
@@ -382,6 +383,7 @@ impl Op {
             Op::RopeStore { norm: Some(QkNorm { q, k }), .. } => [q, k].into_iter().for_each(visit),
             Op::Select { router: vector, .. }
             | Op::Bias { bias: vector, .. }
+            | Op::Factor { factor: vector, .. }
             | Op::Conv(Conv { weight: vector, .. })
             | Op::GatedNorm(GatedNorm { weight: vector, .. }) => visit(vector),
             Op::DeltaNet(DeltaNet { decay, dt, .. }) => [decay, dt].into_iter().for_each(visit),

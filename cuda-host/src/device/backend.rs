@@ -116,6 +116,7 @@ fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
             | Op::DeltaNet(_)
             | Op::GatedNorm(_)
             | Op::SplitHeads { .. }
+            | Op::Factor { .. }
             | Op::Hadamard(_)
             | Op::RopeStore { .. }
             | Op::Attention { .. }

@@ -477,8 +477,8 @@ impl<D: Driver> CudaBackend<D> {
             Op::Conv(_) | Op::DeltaNet(_) | Op::GatedNorm(_) | Op::SplitHeads { .. } => {
                 Err(CoreError::Device { problem: "CUDA does not compute layers with a state" }.into())
             }
-            Op::Hadamard(_) => {
-                Err(CoreError::Device { problem: "CUDA does not compute weights in a rotated basis" }.into())
+            Op::Factor { .. } | Op::Hadamard(_) => {
+                Err(CoreError::Device { problem: "CUDA does not compute factors and rotations" }.into())
             }
             Op::Select { .. } | Op::Merge { .. } => {
                 Err(CoreError::Device { problem: "CUDA does not compute mixtures of depths" }.into())
