@@ -47,6 +47,9 @@ pub fn check<F>(program: &Program, supported: Supported) -> Result<(), F> {
             Op::Experts(_) if !supported.experts => {
                 ("a mixture of experts", "one feed-forward block for all tokens; the CPU computes both")
             }
+            Op::Experts(experts) if experts.clamp.is_some() => {
+                ("experts with clamped activations", "others; the CPU computes both")
+            }
             Op::Conv(_) | Op::DeltaNet(_) | Op::GatedNorm(_) | Op::SplitHeads { .. } => {
                 ("layers with a recurrent state", "attention in every layer; the CPU computes both")
             }
@@ -162,4 +165,35 @@ pub fn layouts<F>(
         }
     }
     Ok(layouts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shohin_core::gguf::Gguf;
+    use shohin_core::model::ModelConfig;
+    use std::convert::Infallible;
+
+    fn refused(bytes: &[u8], configure: impl FnOnce(&mut ModelConfig)) -> String {
+        let mut config = ModelConfig::from_gguf(&Gguf::parse(bytes).unwrap()).unwrap();
+        configure(&mut config);
+        let all = Supported { experts: true, ranks: true };
+        format!("{:?}", check::<Infallible>(&config.program(), all).unwrap_err())
+    }
+
+    #[test]
+    fn models_for_cpus_alone_are_refused_by_name() {
+        let rotated =
+            refused(include_bytes!("../../tests/fixtures/qwen3-rotated.gguf"), |config| config.head_dim = 32);
+        assert!(rotated.contains("rotations (prism.hadamard.*)"), "{rotated}");
+        let factors = refused(include_bytes!("../../tests/fixtures/qwen3-untied.gguf"), |config| {
+            (config.head_dim, config.factors) = (32, vec!["blk.0.attn_q.scale".into()]);
+        });
+        assert!(factors.contains("factors of single matrices"), "{factors}");
+        let clamped = refused(include_bytes!("../../tests/fixtures/qwen3moe.gguf"), |config| {
+            config.head_dim = 32;
+            config.experts.as_mut().unwrap().clamp = Some(7.0);
+        });
+        assert!(clamped.contains("experts with clamped activations"), "{clamped}");
+    }
 }

@@ -190,6 +190,9 @@ fn adapter_json(gguf: &Gguf<'_>) -> Json {
 }
 
 fn layers(c: &ModelConfig) -> String {
+    if let (Some(window), windowed @ 1..) = (c.layers.window, c.layers.windowed.len()) {
+        return format!("{}, of which {windowed} see the last {window} positions", c.num_layers);
+    }
     match c.depth_routers.len() {
         0 => c.num_layers.to_string(),
         routed => format!("{}, of which tokens may skip {routed} (mixture of depths)", c.num_layers),

@@ -140,7 +140,7 @@ impl Config {
                     continue;
                 }
                 // As they are for pictures; a text has the same position in all sections, but llama.cpp wants them.
-                Some(SettingValue::RotatedShare) => {
+                Some(SettingValue::RotatedShare) if config.recurrence.value_heads > 0 => {
                     let pairs = match value {
                         Metadata::U32(rotated) => rotated / 2,
                         _ => 0,
@@ -151,6 +151,12 @@ impl Config {
                 Some(SettingValue::LinearLayers) => {
                     let of_kind = [(LINEAR_ATTENTION, true), (FULL_ATTENTION, false)];
                     let expected = "linear_attention or full_attention for each layer";
+                    w.set_array(&key(rest), &of_layers(root, config.layers, of_kind, expected)?)?;
+                    continue;
+                }
+                Some(SettingValue::WindowedLayers) => {
+                    let of_kind = [(WINDOWED, true), (FULL_ATTENTION, false)];
+                    let expected = "sliding_attention or full_attention for each layer";
                     w.set_array(&key(rest), &of_layers(root, config.layers, of_kind, expected)?)?;
                     continue;
                 }
@@ -218,7 +224,7 @@ impl Settings {
                     Metadata::U32(rotated_share(root, settings.whole("attention.key_length"))?)
                 }
                 // Written as an array.
-                SettingValue::LinearLayers => Metadata::U32(0),
+                SettingValue::LinearLayers | SettingValue::WindowedLayers => Metadata::U32(0),
                 _ => settings.value(root, setting)?,
             };
             settings.0.push((setting.key, value));
@@ -233,6 +239,7 @@ impl Settings {
             SettingValue::Whole(_)
             | SettingValue::KeyValueHeads
             | SettingValue::LinearLayers
+            | SettingValue::WindowedLayers
             | SettingValue::RotatedShare => {
                 (|r, name| Ok(whole(r, name)?.map(Metadata::U32)), "a whole number of 32 bits")
             }
@@ -258,6 +265,7 @@ impl Settings {
             Absent::Refused => None,
             Absent::False => Some(Metadata::Bool(false)),
             Absent::One => Some(Metadata::F32(1.0)),
+            Absent::Number(number) => Some(Metadata::F32(number.into())),
             Absent::Same(key) => self.get(key),
             Absent::Product(a, b) => self.whole(a).checked_mul(self.whole(b)).map(Metadata::U32),
             Absent::Quotient(dividend, divisor) => {

@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn every_tensor_of_a_program_has_a_name_in_folders() {
         for architecture in Architecture::ALL {
-            let shape = ExpertsConfig { count: 4, used: 2, feed_forward: 64, normalize: true };
+            let shape = ExpertsConfig { count: 4, used: 2, feed_forward: 64, normalize: true, clamp: None };
             let experts = architecture.experts.then_some(shape);
             let published = ModelVariant::Bonsai1_7B.config().unwrap();
             let config =

@@ -118,6 +118,14 @@ impl<'f> Folder<'f> {
                 expected: "weights that are not rotated: folders cannot say that they are",
             });
         }
+        // What folders mean without saying it.
+        if let Some(clamp) = config.experts.and_then(|experts| experts.clamp).filter(|clamp| *clamp != 7.0) {
+            return Err(ConvertError::Value {
+                key: "swiglu_clamp_exp".into(),
+                found: clamp.to_string(),
+                expected: "7: folders cannot say another limit",
+            });
+        }
         // Before its tensors of factors are found to be no part of a folder.
         if matches!(config.positions.frequencies().scaling, RopeScaling::LongRope { .. }) {
             return Err(without_scaling("longrope"));
@@ -270,6 +278,10 @@ fn setting_value(setting: &Setting, config: &ModelConfig) -> Value {
         SettingValue::LinearLayers => {
             let kind =
                 |layer| if config.layers.is_recurrent(layer) { LINEAR_ATTENTION } else { FULL_ATTENTION };
+            (0..config.num_layers).map(kind).collect()
+        }
+        SettingValue::WindowedLayers => {
+            let kind = |layer| if config.layers.window(layer).is_some() { WINDOWED } else { FULL_ATTENTION };
             (0..config.num_layers).map(kind).collect()
         }
         SettingValue::RotatedShare => config.rotated_len().into(),

@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-const FOLDERS: [(&str, Format); 14] = [
+const FOLDERS: [(&str, Format); 15] = [
     ("qwen3", Format::Bf16),
     ("qwen3moe", Format::Bf16),
     ("llama3", Format::Bf16),
@@ -25,6 +25,7 @@ const FOLDERS: [(&str, Format); 14] = [
     ("bitnet", Format::Bf16),
     ("lfm2", Format::Bf16),
     ("qwen35", Format::Bf16),
+    ("maple", Format::Bf16),
     ("mlx-1bit", Format::Q1_0),
     ("mlx-2bit", Format::Pq2_0),
     ("mlx-4bit", Format::Q4_1),

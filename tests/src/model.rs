@@ -21,6 +21,8 @@ pub enum Kind {
     Gemma3(u32),
     /// Norms in blocks in place of those of heads, and the square of ReLU.
     Bitnet,
+    /// Experts, and this window in three of four layers, which alone are rotated.
+    Maple(u32),
 }
 
 impl Kind {
@@ -32,6 +34,7 @@ impl Kind {
             Kind::Granite => "granite",
             Kind::Gemma3(_) => "gemma3",
             Kind::Bitnet => "bitnet-b1.58",
+            Kind::Maple(_) => "maple",
         }
     }
 }
@@ -124,8 +127,8 @@ impl Shape {
         ]
     }
 
-    /// The shape of a published model: `0.6b` (Qwen3 only), `1.7b`, `4b`, `8b` (Bonsai), or `30b-a3b`
-    /// (Qwen3MoE).
+    /// The shape of a published model: `0.6b` (Qwen3 only), `1.7b`, `4b`, `8b` (Bonsai), `30b-a3b`
+    /// (Qwen3MoE), or `maple`.
     pub fn published(name: &str) -> Option<Shape> {
         let bonsai = Shape {
             kind: Kind::Qwen3,
@@ -159,6 +162,19 @@ impl Shape {
                 experts: Some([128, 8, 768]),
                 tied: false,
                 context: 40_960,
+                yarn: None,
+                ..bonsai
+            }),
+            "maple" => Some(Shape {
+                kind: Kind::Maple(512),
+                layers: 24,
+                heads: 16,
+                kv_heads: 4,
+                rotated: Some(64),
+                rope_base: 1e4,
+                context: 131_072,
+                experts: Some([256, 8, 512]),
+                tied: false,
                 yarn: None,
                 ..bonsai
             }),
@@ -314,7 +330,7 @@ impl Model {
             matrix(&mut parts, name("attn_k"), s.hidden, kv, 1.0);
             matrix(&mut parts, name("attn_v"), s.hidden, kv, 1.0);
             matrix(&mut parts, name("attn_output"), q, s.hidden, 1.0);
-            if matches!(s.kind, Kind::Qwen3 | Kind::Gemma3(_)) {
+            if matches!(s.kind, Kind::Qwen3 | Kind::Gemma3(_) | Kind::Maple(_)) {
                 norm(&mut parts, name("attn_q_norm"), s.head_dim);
                 norm(&mut parts, name("attn_k_norm"), s.head_dim);
             }
@@ -378,7 +394,10 @@ impl Model {
         }
         let first = self.formats.first().copied().unwrap_or(Stored::new(Format::F32));
         let mut w = GgufWriter::new();
-        let architecture = if s.experts.is_some() { "qwen3moe" } else { s.kind.architecture() };
+        let architecture = match s.kind {
+            Kind::Qwen3 if s.experts.is_some() => "qwen3moe",
+            kind => kind.architecture(),
+        };
         let key = |key: &str| format!("{architecture}.{key}");
         w.set("general.architecture", architecture)?;
         w.set("general.name", self.name.as_str())?;
@@ -421,6 +440,12 @@ impl Model {
                 }
             }
             Kind::Gemma3(window) => w.set(&key("attention.sliding_window"), window)?,
+            Kind::Maple(window) => {
+                w.set(&key("attention.sliding_window"), window)?;
+                let windowed: Vec<bool> = (0..s.layers).map(|layer| layer % 4 != 3).collect();
+                w.set_array(&key("attention.sliding_window_pattern"), &windowed)?;
+                w.set(&key("swiglu_clamp_exp"), 7.0f32)?;
+            }
             _ => {}
         }
         if let Some(original) = s.yarn {

@@ -512,7 +512,10 @@ impl Lowering<'_> {
     }
 
     fn experts(&mut self, experts: &program::Experts) -> Result<()> {
-        let program::Experts { router, gate, up, down, used, normalize, .. } = *experts;
+        let program::Experts { router, gate, up, down, used, normalize, clamp, .. } = *experts;
+        if clamp.is_some() {
+            return Err(refused("experts with clamped activations", "experts without a clamp"));
+        }
         if [gate, up, down].into_iter().any(|id| self.tape.is_trained(id)) {
             return Err(refused("training the weights of experts", "experts that are frozen"));
         }

@@ -277,7 +277,7 @@ impl Builder {
 
     /// `to += ` the experts' feed-forward blocks of `x`, weighted by the router's probabilities.
     pub fn experts(&mut self, x: Stream, shape: ExpertsConfig, to: Stream) {
-        let ExpertsConfig { count, used, feed_forward, normalize } = shape;
+        let ExpertsConfig { count, used, feed_forward, normalize, clamp } = shape;
         let router = self.matrix("ffn_gate_inp", count, x.cols);
         let gate = self.stack("ffn_gate_exps", [count, used], feed_forward, x.cols);
         let up = self.stack("ffn_up_exps", [count, used], feed_forward, x.cols);
@@ -287,7 +287,7 @@ impl Builder {
         let gated = self.program.buffer("gate", feed_forward);
         let (x, to) = (x.buffer, to.buffer);
         let experts =
-            Experts { x, router, gate, up, down, used, normalize, probabilities, routed, gated, to };
+            Experts { x, router, gate, up, down, used, normalize, clamp, probabilities, routed, gated, to };
         self.program.body.push(Op::Experts(experts));
     }
 

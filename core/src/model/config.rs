@@ -47,7 +47,7 @@ impl PartialEq for Architecture {
 }
 
 /// The experts of the feed-forward blocks of a mixture of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsConfig {
     /// Experts of a block (`expert_count`).
     pub count: usize,
@@ -58,6 +58,8 @@ pub struct ExpertsConfig {
     /// Whether the probabilities of the experts that a token uses are divided by their sum
     /// (`expert_weights_norm`).
     pub normalize: bool,
+    /// What gates are at most, and what they are multiplied with is within (`swiglu_clamp_exp`).
+    pub clamp: Option<f32>,
 }
 
 /// Vectors that attention adds to its products.
@@ -536,5 +538,6 @@ fn experts(meta: &Keys<'_, '_>) -> Result<ExpertsConfig> {
         used: meta.size("expert_used_count", None)?,
         feed_forward: meta.size("expert_feed_forward_length", None)?,
         normalize: meta.meta.bool(&meta.key("expert_weights_norm"))?.unwrap_or(true),
+        clamp: None,
     })
 }

@@ -85,6 +85,8 @@ pub enum SettingValue {
     AdjustedWidth,
     /// Flags of the layers that are `linear_attention` in `layer_types`.
     LinearLayers,
+    /// Flags of the layers that are `sliding_attention` in `layer_types`.
+    WindowedLayers,
     /// The rotated elements of a head, of which `partial_rotary_factor` says the share.
     RotatedShare,
 }
@@ -98,6 +100,8 @@ pub enum Absent {
     False,
     /// The number 1.
     One,
+    /// This number, which no folder says otherwise.
+    Number(u16),
     /// The value of another key, which is before it.
     Same(&'static str),
     /// The quotient of the values of two other keys, which are before it. It is required if there is a remainder.

@@ -25,6 +25,8 @@ mod keys;
 mod lfm2;
 mod llama;
 pub mod lora;
+#[cfg(feature = "variants")]
+mod maple;
 mod names;
 pub mod positions;
 pub mod program;

@@ -71,7 +71,11 @@ impl Positions {
     ) -> Result<(Positions, Option<usize>)> {
         let max_bias = meta.f32(MAX_ALIBI_BIAS)?.unwrap_or(0.0);
         let unsaid = if max_bias == 0.0 { head_dim } else { 0 };
-        let rotated = meta.size("rope.dimension_count", Some(unsaid))?;
+        let mut rotated = meta.size("rope.dimension_count", Some(unsaid))?;
+        // Of layers with a window; the others are not rotated.
+        if cfg!(feature = "variants") && meta.architecture == "maple" && rotated == 0 {
+            rotated = meta.size("rope.dimension_count_swa", None)?;
+        }
         let whole_only = max_bias != 0.0 || rotated == 0 || !cfg!(feature = "variants");
         if rotated != head_dim && rotated != unsaid && whole_only {
             let expected = "the same as key_length";

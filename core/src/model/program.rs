@@ -125,7 +125,7 @@ pub struct QkNorm {
 }
 
 /// A feed-forward block of experts, of which each row uses a few: the operands of [`Op::Experts`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     /// `(rows, cols)`
     pub x: BufferId,
@@ -141,6 +141,8 @@ pub struct Experts {
     pub used: usize,
     /// Whether the probabilities of these are divided by their sum.
     pub normalize: bool,
+    /// `c`, if the gated product is `silu(min(gate, c)) * max(min(up, c), -c)`.
+    pub clamp: Option<f32>,
     /// The rows' probabilities of the experts, `(rows, experts)`.
     pub probabilities: BufferId,
     /// The rows that use an expert, `(rows, cols)`.

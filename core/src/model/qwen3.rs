@@ -45,7 +45,7 @@ pub(super) const QWEN3MOE: Described = Described {
     },
 };
 
-fn program(c: &ModelConfig) -> Program {
+pub(super) fn program(c: &ModelConfig) -> Program {
     let mut p = Builder::new(c, RopePairing::Neox);
     let (embedding, stream) = p.embed("token_embd", c.vocab_size, c.hidden_size);
     for layer in 0..c.num_layers {

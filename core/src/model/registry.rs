@@ -14,6 +14,8 @@ use super::hugging_face::HuggingFace;
 #[cfg(feature = "variants")]
 use super::lfm2::LFM2;
 use super::llama::LLAMA;
+#[cfg(feature = "variants")]
+use super::maple::MAPLE;
 use super::positions::{Alibi, Positions, RopeFactors, Rotary};
 use super::program::TensorRole;
 #[cfg(feature = "variants")]
@@ -39,7 +41,20 @@ macro_rules! architectures {
 }
 
 #[cfg(feature = "variants")]
-architectures![QWEN3, QWEN3MOE, LLAMA, QWEN2, SMOLLM3, GRANITE, GEMMA3, BITNET_B158, BITNET, LFM2, QWEN35];
+architectures![
+    QWEN3,
+    QWEN3MOE,
+    LLAMA,
+    QWEN2,
+    SMOLLM3,
+    GRANITE,
+    GEMMA3,
+    BITNET_B158,
+    BITNET,
+    LFM2,
+    QWEN35,
+    MAPLE
+];
 // What the others differ in is not computed.
 #[cfg(not(feature = "variants"))]
 architectures![QWEN3, QWEN3MOE, LLAMA];

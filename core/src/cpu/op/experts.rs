@@ -19,7 +19,7 @@ pub(in crate::cpu) fn run<B: ModelBytes>(
     n: usize,
     scratch: &mut Scratch<'_>,
 ) -> Result<()> {
-    let Experts { router, gate, up, down, used, normalize, .. } = *experts;
+    let Experts { router, gate, up, down, used, normalize, clamp, .. } = *experts;
     let program = context.weights.program();
     let (router_spec, down_spec) = (program.tensor(router), program.tensor(down));
     let (count, cols) = (router_spec.rows, router_spec.cols);
@@ -48,7 +48,7 @@ pub(in crate::cpu) fn run<B: ModelBytes>(
         }
         let of_expert = |id| Operand { id, first: expert * f, rows: f };
         let halves = [of_expert(gate), of_expert(up)];
-        gated(context, &routed[..m * cols], halves, [&mut *gate_rows, &mut *up_rows], m, memory)?;
+        gated(context, &routed[..m * cols], halves, [&mut *gate_rows, &mut *up_rows], (m, clamp), memory)?;
         let (down, delta) = (Operand { id: down, first: expert * out, rows: out }, &mut delta[..m * out]);
         products(context, &gate_rows[..m * f], m, &mut [(down, &mut *delta)], memory)?;
         for ((row, p), delta) in rows().zip(delta.chunks_exact(out)) {

@@ -66,21 +66,22 @@ pub(in crate::cpu) fn swiglu<B: ModelBytes>(
     let (weights, cols) = (weights.map(|id| Operand::whole(program, id)), program.tensor(weights[0]).cols);
     let Scratch { buffers, up, products, .. } = scratch;
     let [x, out] = buffers.disjoint([(x, n * cols), (out, n * weights[0].rows)])?;
-    gated(context, x, weights, [out, up], n, products)
+    gated(context, x, weights, [out, up], (n, None), products)
 }
 
-/// `out = silu(x G^T) * (x U^T)` for `n` rows; the second half is computed in `up`.
+/// `out = silu(x G^T) * (x U^T)` for `n` rows, perhaps [clamped](crate::model::program::Experts::clamp); the second half is computed in
+/// `up`.
 pub(super) fn gated<B: ModelBytes>(
     context: &Context<'_, B>,
     x: &[f32],
     [gate, up]: [Operand; 2],
     [out, up_rows]: [&mut [f32]; 2],
-    n: usize,
+    (n, clamp): (usize, Option<f32>),
     memory: &mut Products<'_>,
 ) -> Result<()> {
     let (out, up_rows) = (&mut out[..n * gate.rows], &mut up_rows[..n * up.rows]);
     products(context, x, n, &mut [(gate, &mut *out), (up, &mut *up_rows)], memory)?;
-    gate_rows(context, out, up_rows, gate.rows);
+    gate_rows(context, out, up_rows, gate.rows, clamp);
     Ok(())
 }
 
