@@ -416,7 +416,9 @@ impl Terminal<'_> {
         let (capacity, recoveries) = (self.chat.capacity(), self.chat.recoveries());
         let trims = matches!(self.chat.options().overflow, OverflowPolicy::Trim { .. });
         // A continued reply may be after its thoughts.
-        let thinks = self.chat.model().template().style.always_thinks() && !matches!(ask, Ask::Continue);
+        let thinks =
+            self.chat.model().template().style.opens_thoughts(self.chat.options().thinking.allowed())
+                && !matches!(ask, Ask::Continue);
         let replied = self.chat.messages().last().is_some_and(|last| last.role == Role::Assistant);
         let begun = match ask {
             Ask::Message(text) => self.chat.send(text),

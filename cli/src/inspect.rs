@@ -365,6 +365,7 @@ fn chat(model: &Model) -> String {
         Style::Llama3 => "Llama 3's template",
         Style::Llama31 => "the template of Llama 3.1 to 3.3",
         Style::Gemma => "Gemma 3's template",
+        Style::File(_) => "the file's own template",
     };
     if model.template().known { style.into() } else { format!("unknown; {style} is used") }
 }
@@ -489,6 +490,7 @@ fn model_json(model: &Model) -> Result<Json> {
                 Style::Llama3 => "llama3",
                 Style::Llama31 => "llama3.1",
                 Style::Gemma => "gemma",
+                Style::File(_) => "file",
             },
             "known": model.template().known,
         },

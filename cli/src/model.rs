@@ -531,7 +531,11 @@ pub(crate) fn template_warning(model: &Model) -> Option<String> {
         Style::Plain => "plain ChatML",
         Style::Llama3 | Style::Llama31 => "Llama 3's",
         Style::Gemma => "Gemma 3's",
+        Style::File(_) => "the file's",
     };
+    if let Some(problem) = model.template_problem() {
+        return Some(format!("({problem}; {style} is used instead)"));
+    }
     (!model.template().known).then(|| format!("(this model's chat template is unknown; {style} is used)"))
 }
 

@@ -133,6 +133,9 @@ errors! {
         ToolSchema { index: u32, key: Name, expected: &'static str },
         /// The model's chat template does not support something.
         Template { lacks: &'static str },
+        /// The chat template of the file failed at `line`, or cannot be used; `found` is what the sentence is about.
+        #[allow(missing_docs)]
+        Rendering { line: u32, problem: &'static str, found: Name },
         /// A required tensor is missing.
         MissingTensor { name: Name },
         /// A tensor's shape differs from the configuration. Dimensions are as in the file, columns first; missing
@@ -170,6 +173,12 @@ impl Error {
         error!(Device { problem })
     }
 
+    /// [`Error::Rendering`], for hosts in builds with and without the feature `messages`.
+    #[cfg_attr(not(feature = "messages"), allow(unused_variables, reason = "there are no fields"))]
+    pub fn rendering(line: u32, problem: &'static str, found: &str) -> Error {
+        error!(Rendering { line, problem, found: Name::new(found) })
+    }
+
     /// The same [`Error::Truncated`] as seen from the beginning of the file: at byte `at`, before the last `have` bytes.
     #[cfg_attr(not(feature = "messages"), allow(unused_variables, reason = "there are no fields"))]
     pub(crate) fn placed(self, at: u64, have: u64) -> Error {
@@ -205,7 +214,10 @@ impl Error {
             Error::MissingKey { .. } | Error::Tool { .. } => "missing_key",
             Error::KeyType { .. } => "key_type",
             Error::KeyValue { .. } => "key_value",
-            Error::Unsupported { .. } | Error::Template { .. } | Error::ToolSchema { .. } => "unsupported",
+            Error::Unsupported { .. }
+            | Error::Template { .. }
+            | Error::Rendering { .. }
+            | Error::ToolSchema { .. } => "unsupported",
             Error::MissingTensor { .. } => "missing_tensor",
             Error::TensorShape { .. } => "tensor_shape",
             Error::TensorType { .. } => "tensor_type",
@@ -256,6 +268,10 @@ impl fmt::Display for Error {
                 write!(f, "tool {index}: parameters{key} is not supported; expected {expected}")
             }
             Error::Template { lacks } => write!(f, "this model's chat template has no {lacks}"),
+            Error::Rendering { line, problem, found } => {
+                write!(f, "line {line} of this model's chat template {problem}")?;
+                if found.len == 0 { Ok(()) } else { write!(f, ": {found}") }
+            }
             Error::Malformed { what, at, found, expected } => {
                 write!(f, "{what} at byte {at} is {found}, expected {expected}")
             }

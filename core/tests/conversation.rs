@@ -23,6 +23,7 @@ fn with_model(test: impl FnOnce(&ChatModel<'_>)) {
     test(&ChatModel {
         tokenizer: &tokenizer,
         template: Template::QWEN3,
+        renderer: None,
         logits: tokenizer.vocab_size(),
         vocabulary: &vocabulary,
     });

@@ -52,7 +52,7 @@ impl Model {
             cpu,
             cache_writer: None,
             tokenizer: Arc::clone(&old.tokenizer),
-            template: old.template,
+            template: Arc::clone(&old.template),
             pooling: old.pooling,
             options: old.options,
             kv: old.kv,

@@ -34,6 +34,7 @@
 //! | `convert` | Hugging Face folders as GGUF files, with the feature `convert` |
 //! | `train` | training, with the feature `train` |
 //! | [`weight_cache`] | repacked weights on disk, which the next load maps |
+//! | [`template`] | chat templates of files that are not built in |
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and the expected value |
 
@@ -70,6 +71,7 @@ mod snapshot;
 mod source;
 pub mod speculate;
 mod split;
+pub mod template;
 pub mod threads;
 #[cfg(feature = "train")]
 pub mod train;

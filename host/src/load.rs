@@ -13,6 +13,7 @@ use crate::source::Source;
 use crate::split::SplitWeights;
 #[cfg(feature = "mpi")]
 use crate::split::{Loaded, Mpi};
+use crate::template::{self, SpecialTokens};
 use crate::threads::ThreadPool;
 use crate::weights::Weights;
 use shohin_core::chat::Template;
@@ -97,6 +98,8 @@ impl Builder {
         let tokenizer = tokenizer.map_err(|error| source.named(error))?;
         let metadata = source.gguf.metadata();
         let template = Template::from_metadata(metadata, &tokenizer).map_err(|error| source.named(error))?;
+        let text = metadata.str("tokenizer.chat_template").ok().flatten();
+        let template = template::choose(template, text, SpecialTokens::of(&tokenizer));
         let parts = cpu.weights.model().weights().parts();
         let weight_bytes = match &device {
             Some(Weights::Split(weights)) => weights.weight_bytes(),
@@ -122,7 +125,7 @@ impl Builder {
             device: device.unwrap_or_else(|| Weights::Cpu(cpu.clone())),
             cpu,
             cache_writer,
-            template,
+            template: Arc::new(template),
             options,
             kv: self.kv,
             attention: self.attention,

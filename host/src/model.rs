@@ -7,10 +7,11 @@ use crate::file::ModelFile;
 use crate::lora::Adapter;
 use crate::sequence::Sequence;
 use crate::shard::ShardBytes;
+use crate::template::{Chosen, TemplateError};
 use crate::threads::ThreadPool;
 use crate::weight_cache::CacheWriter;
 use crate::weights::Weights;
-use shohin_core::chat::{ChatMessage, ChatModel, Encoded, Template, TurnOptions};
+use shohin_core::chat::{ChatMessage, ChatModel, Encoded, Renderer, Template, TurnOptions};
 use shohin_core::constrain::Vocabulary;
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::ReadOptions;
@@ -45,7 +46,8 @@ pub(crate) struct Inner {
     /// Writes the weights to the cache.
     pub(crate) cache_writer: Option<CacheWriter>,
     pub(crate) tokenizer: Arc<Tokenizer<'static>>,
-    pub(crate) template: Template,
+    /// Whether the file's is built in, and if not, how it is rendered.
+    pub(crate) template: Arc<Chosen>,
     /// How the file asks to combine the states of a text.
     pub(crate) pooling: shohin_core::Result<Pooling>,
     pub(crate) options: CpuOptions,
@@ -279,17 +281,22 @@ impl Model {
 
     /// The chat template.
     pub fn template(&self) -> Template {
-        self.0.template
+        self.0.template.template
+    }
+
+    /// Why the chat template of the file is not used, if it cannot be: [`Model::template`] is the closest that is built in then.
+    pub fn template_problem(&self) -> Option<&TemplateError> {
+        self.0.template.problem.as_ref()
     }
 
     /// Whether the model can reason before it answers.
     pub fn can_think(&self) -> bool {
-        self.0.template.style.can_think()
+        self.template().style.can_think()
     }
 
     /// Its capabilities, its size as loaded, and its costs.
     pub fn capabilities(&self) -> CapabilityProfile {
-        let style = self.0.template.style;
+        let style = self.template().style;
         let weights = self.weight_bytes() as u64;
         CapabilityProfile::new(self.config(), weights, style.can_think(), style.has_tools())
     }
@@ -430,7 +437,8 @@ impl Model {
         };
         work(&ChatModel {
             tokenizer: &self.0.tokenizer,
-            template: self.0.template,
+            template: self.template(),
+            renderer: self.0.template.file.as_ref().map(|file| file as &dyn Renderer),
             logits: self.config().vocab_size,
             vocabulary: &vocabulary,
         })

@@ -68,7 +68,8 @@ impl Loaded {
         let make = || Arc::new(Vocabulary::new(tokenizer));
         let vocabulary = || Arc::clone(self.vocabulary.get_or_init(make));
         let logits = weights.config().vocab_size;
-        work(&ChatModel { tokenizer, template: file.template, logits, vocabulary: &vocabulary })
+        let renderer = None;
+        work(&ChatModel { tokenizer, template: file.template, renderer, logits, vocabulary: &vocabulary })
     }
 
     /// As `tokenize` and `tokenize_with` of the host library: with the beginning-of-sequence token if the model uses one.

@@ -39,6 +39,7 @@ impl Model {
             Style::Plain => "chatml",
             Style::Llama3 | Style::Llama31 => "llama3",
             Style::Gemma => "gemma",
+            Style::File(_) => "file",
         };
         let memory = [("weights", count(weights)), ("kv", count(kv)), ("scratch", count(scratch))];
         let model = object([

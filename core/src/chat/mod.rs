@@ -9,9 +9,10 @@
 //! | OpenAI's chat completions | [`openai`] |
 //! | fields of requests in JSON, for other interfaces | [`fields`] |
 //!
-//! Templates in files are data and are never executed; [`Template::detect`] inspects one to choose between
-//! the styles of this module. Only this module writes control tokens and the template's markers
-//! (`<think>`, `<tool_call>`, ...): messages, tool descriptions and tool results are always plain text.
+//! [`Template::detect`] inspects the template of a file to choose between the styles of this module. Templates are not
+//! executed here; a host can bring a [`Renderer`] for those that are not built in, whose [`Rendering`] tells the template's own
+//! text from what it shows. Only the template's own text forms control tokens and markers (`<think>`, `<tool_call>`, ...):
+//! messages, tool descriptions and tool results are always plain text.
 //!
 //! # Keeping a session across turns
 //!
@@ -24,6 +25,7 @@
 //! [`Style::Llama31`] and [`Style::Gemma`] up to spaces around replies.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod chunk;
 mod conversation;
 pub mod fields;
@@ -33,12 +35,14 @@ mod model;
 pub mod openai;
 mod options;
 mod prefix_cache;
+mod rendering;
 mod reply;
 mod results;
 mod scheduler;
 pub mod snapshot;
 mod template;
 
+pub use calls::CallForm;
 pub use chunk::{Chunk, TokenLogprob};
 pub use conversation::{
     Conversation, Finish, Piece, PrefixState, Progress, Request, SessionState, Usage, drive,
@@ -49,6 +53,7 @@ pub use model::ChatModel;
 pub use options::{
     Encoded, OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions, function_name,
 };
+pub use rendering::{FileStyle, Renderer, Rendering};
 pub use reply::{CallBlocks, Reply, ReplyParser};
 pub use results::ToolResults;
 pub use scheduler::{Event, Prompt, ReplyId, Scheduler, SchedulerOptions};

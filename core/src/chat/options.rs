@@ -4,7 +4,7 @@
 use super::message::{ChatMessage, lend};
 use super::model::ChatModel;
 use super::reply::{CallBlocks, ReplyParser};
-use super::template::{ChatOptions, Message, Role, encode, encode_unfinished};
+use super::template::{ChatOptions, Message, Role, encode_unfinished};
 use crate::constrain::{Around, Grammar, Whitespace};
 use crate::device::Readout;
 use crate::error::{Error, Name, Result};
@@ -242,7 +242,7 @@ impl TurnOptions {
     /// The tokens of a conversation as the model sees it with these options, up to where its reply begins or continues.
     ///
     /// # Errors
-    /// As [`encode`]; [`Error::Argument`] if there is no reply to continue.
+    /// As [`encode`](super::encode) and [`Renderer::render`](super::Renderer::render); [`Error::Argument`] if there is no reply to continue.
     pub fn encode(&self, model: &ChatModel<'_>, messages: &[ChatMessage]) -> Result<Vec<u32>> {
         Ok(self.encode_prompt(model, messages)?.0)
     }
@@ -265,7 +265,7 @@ impl TurnOptions {
         let tools = self.tool_list();
         let mut template = self.template(model, &tools);
         if !self.continue_final_message {
-            return Ok((encode(model.tokenizer, messages, &template)?, None));
+            return Ok((model.encode(messages, &template)?, None));
         }
         let Some((reply, before)) = messages.split_last().filter(|(last, _)| last.role == Role::Assistant)
         else {
@@ -286,7 +286,7 @@ impl TurnOptions {
         }
         let reply = &Message { reasoning: Some(reasoning), content, ..*reply };
         template.thinking = Some(thinks);
-        let mut tokens = encode(model.tokenizer, before, &template)?;
+        let mut tokens = model.encode(before, &template)?;
         let start = tokens.len();
         let text = encode_unfinished(model.tokenizer, reply, &template, &mut tokens)?;
         Ok((tokens, Some(Unfinished { start, text, thinks })))
@@ -321,15 +321,15 @@ impl TurnOptions {
         }
     }
 
-    /// A parser of replies after the model's prompt, which may have opened their thoughts. In a format, and if no tool is
+    /// A parser of replies after the model's prompt, which may have opened their thoughts, with or without thinking. In a format, and if no tool is
     /// offered, text that looks like a marker is text.
-    pub(super) fn parser(&self, model: &ChatModel<'_>) -> ReplyParser {
+    pub(super) fn parser(&self, model: &ChatModel<'_>, thinking: bool) -> ReplyParser {
         let mut parser = ReplyParser::new(match (self.is_constrained(), !self.tools.is_empty()) {
             (true, true) => CallBlocks::Leading,
             (false, true) => CallBlocks::Valid,
             (_, false) => CallBlocks::Text,
         });
-        if model.template.style.always_thinks() {
+        if model.template.style.opens_thoughts(thinking) {
             parser.open_thoughts();
         }
         parser

@@ -5,6 +5,8 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use super::calls::CallForm;
+use super::rendering::FileStyle;
 use crate::bytes::{find, find_last};
 use crate::error::{Error, Name, Result};
 use crate::gguf::Metadata;
@@ -105,6 +107,8 @@ pub enum Style {
     /// content is trimmed; the model's role is `model`. A system message goes before the first message, with a blank line between
     /// them. Has no tools, and no system messages later.
     Gemma,
+    /// That of the file, which is not built in: a [`Renderer`](super::Renderer) of the host renders conversations.
+    File(FileStyle),
 }
 
 impl Style {
@@ -113,6 +117,15 @@ impl Style {
         match self {
             Style::Qwen3 | Style::Qwen3Thinking => true,
             Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 | Style::Gemma => false,
+            Style::File(file) => file.thinks,
+        }
+    }
+
+    /// Whether a reply begins inside its thoughts, with or without thinking.
+    pub const fn opens_thoughts(self, thinking: bool) -> bool {
+        match self {
+            Style::File(file) => file.opens[thinking as usize],
+            style => style.always_thinks(),
         }
     }
 
@@ -126,6 +139,7 @@ impl Style {
             | Style::Llama3
             | Style::Llama31
             | Style::Gemma => false,
+            Style::File(file) => file.opens[0] && file.opens[1],
         }
     }
 
@@ -133,17 +147,36 @@ impl Style {
     pub(super) fn parts<'m>(self, reply: &Message<'m>) -> (&'m str, &'m str) {
         match self {
             Style::Qwen3 | Style::Qwen3Thinking => reply.parts(),
-            Style::Qwen3Instruct | Style::Plain | Style::Llama3 | Style::Llama31 | Style::Gemma => {
-                ("", reply.content)
-            }
+            Style::File(FileStyle { thinks: true, .. }) => reply.parts(),
+            Style::Qwen3Instruct
+            | Style::Plain
+            | Style::Llama3
+            | Style::Llama31
+            | Style::Gemma
+            | Style::File(_) => ("", reply.content),
         }
     }
 
     /// Whether it has tool calls: never without the feature `tools`.
     pub const fn has_tools(self) -> bool {
+        self.calls().is_some()
+    }
+
+    /// The form of its tool calls, if it has them: never without the feature `tools`.
+    pub const fn calls(self) -> Option<CallForm> {
         match self {
-            Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct => cfg!(feature = "tools"),
-            Style::Plain | Style::Llama3 | Style::Llama31 | Style::Gemma => false,
+            Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct if cfg!(feature = "tools") => {
+                Some(CallForm::Hermes)
+            }
+            Style::File(file) if cfg!(feature = "tools") => file.calls,
+            Style::Qwen3
+            | Style::Qwen3Thinking
+            | Style::Qwen3Instruct
+            | Style::Plain
+            | Style::Llama3
+            | Style::Llama31
+            | Style::Gemma
+            | Style::File(_) => None,
         }
     }
 
@@ -153,6 +186,7 @@ impl Style {
             Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct | Style::Plain => &CHATML,
             Style::Llama3 | Style::Llama31 if HAS_LLAMA3 => &LLAMA3,
             Style::Gemma if HAS_GEMMA => &GEMMA,
+            Style::File(_) => &FILE,
             Style::Llama3 | Style::Llama31 | Style::Gemma => &CHATML,
         }
     }
@@ -161,7 +195,7 @@ impl Style {
     const fn has_results(self) -> bool {
         match self {
             Style::Qwen3 | Style::Qwen3Thinking | Style::Qwen3Instruct | Style::Plain => true,
-            Style::Llama3 | Style::Llama31 | Style::Gemma => false,
+            Style::Llama3 | Style::Llama31 | Style::Gemma | Style::File(_) => false,
         }
     }
 }
@@ -228,6 +262,18 @@ static GEMMA: Frame = Frame {
     after: "\n",
     needs: &[("<start_of_turn>", "without <start_of_turn>"), ("<end_of_turn>", "without <end_of_turn>")],
     expected: "a vocabulary with the control tokens of Gemma",
+};
+
+/// Messages that a host renders have none.
+static FILE: Frame = Frame {
+    start: "",
+    header_end: None,
+    before: "",
+    assistant: "assistant",
+    end: "",
+    after: "",
+    needs: &[],
+    expected: "",
 };
 
 /// Whether this build has Gemma's template.
@@ -479,7 +525,7 @@ pub(super) const THINK_END: &str = "</think>";
 ///
 /// # Errors
 /// If a tool is not JSON, if there are tools or tool calls, or with [`Style::Llama3`] and [`Style::Llama31`] results of tools,
-/// and the style has none, or if this build lacks the style.
+/// and the style has none, or if this build lacks the style; with [`Style::File`] always.
 pub fn render(messages: &[Message<'_>], options: &ChatOptions<'_>) -> Result<String> {
     Ok(Script::of(messages, options, true)?.text)
 }
@@ -593,6 +639,23 @@ pub(super) fn encode_unfinished(
             }
             script.text(content);
             script.tool_calls(reply.tool_calls, content.is_empty());
+        }
+        Style::File(file) => {
+            let (reasoning, content) = options.template.style.parts(reply);
+            let opened = file.opens[usize::from(options.thinking == Some(true))];
+            if opened || file.thinks && !reasoning.is_empty() {
+                if !opened {
+                    script.literal("<think>\n");
+                }
+                script.text(reasoning);
+                if !content.is_empty() || !reply.tool_calls.is_empty() {
+                    script.literal("\n</think>\n\n");
+                }
+            }
+            script.text(content);
+            if !reply.tool_calls.is_empty() {
+                return Err(error!(Template { lacks: "replies with calls that continue" }));
+            }
         }
     }
     script.encode(tokenizer, &options.encode, &mut EncodeBuffers::default(), ids)?;
@@ -757,6 +820,7 @@ impl Script {
                 return Err(error!(Template { lacks: "Gemma's messages in this build" }));
             }
             Style::Gemma => self.gemma(messages, opening)?,
+            Style::File(_) => return Err(error!(Template { lacks: "form that is built in" })),
         }
         if options.add_generation_prompt {
             self.open(Role::Assistant);
@@ -768,7 +832,8 @@ impl Script {
                 | Style::Plain
                 | Style::Llama3
                 | Style::Llama31
-                | Style::Gemma => {}
+                | Style::Gemma
+                | Style::File(_) => {}
             }
         }
         Ok(())

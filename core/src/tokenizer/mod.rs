@@ -317,6 +317,14 @@ impl<'a> Tokenizer<'a> {
         self.encode_plain(text.get(from..).unwrap_or_default(), options, buffers, out);
     }
 
+    /// Offset, length and id of each added token in trusted text. Those that all texts form, the user-defined ones of
+    /// SentencePiece, are not among them.
+    pub(crate) fn formed<'t>(&'t self, text: &'t str) -> impl Iterator<Item = (usize, usize, u32)> + 't {
+        let by_all = self.allowed(Special::Text) == Special::UserDefined;
+        let found = self.added.matches(text.as_bytes(), Special::Parse);
+        found.filter(move |(_, _, id)| !by_all || self.kind(*id) == TokenKind::Control)
+    }
+
     /// Which added tokens a text forms: the user-defined ones of SentencePiece (line breaks, for example) are text.
     fn allowed(&self, special: Special) -> Special {
         match (&self.kind, special) {

@@ -4,7 +4,7 @@
 use crate::chat::message::{ChatMessage, lend};
 use crate::chat::model::ChatModel;
 use crate::chat::options::{OverflowPolicy, TurnOptions};
-use crate::chat::template::Role;
+use crate::chat::template::{Role, Style};
 use crate::error::Result;
 use crate::generate::Overflow;
 use alloc::vec::Vec;
@@ -66,7 +66,11 @@ fn instruction_tokens(
         Some(_) if system == 0 => &other[..],
         Some(_) | None => messages.get(..system).unwrap_or_default(),
     };
-    let only = options.encode(model, only)?;
+    let only = match options.encode(model, only) {
+        // Templates of files may insist on a question.
+        Err(_) if matches!(model.template.style, Style::File(_)) => Vec::new(),
+        only => only?,
+    };
     Ok(only.iter().zip(tokens).take_while(|(a, b)| a == b).count())
 }
 

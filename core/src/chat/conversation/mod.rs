@@ -79,10 +79,10 @@ enum Thoughts {
 impl Thoughts {
     fn of(model: &ChatModel<'_>, prompt: &Prompt, options: &TurnOptions) -> Thoughts {
         let style = model.template.style;
-        let allowed = prompt.unfinished.as_ref().map_or(options.thinking.allowed(), |reply| reply.thinks);
+        let allowed = prompt.thinks(options);
         match prompt.messages {
             None => Thoughts::None,
-            Some(_) if style.always_thinks() => Thoughts::Open,
+            Some(_) if style.opens_thoughts(allowed) => Thoughts::Open,
             Some(_) if allowed && style.can_think() => Thoughts::Optional,
             Some(_) => Thoughts::None,
         }

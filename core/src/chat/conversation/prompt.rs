@@ -7,7 +7,7 @@ use crate::chat::history::{History, Known};
 use crate::chat::message::{ChatMessage, lend};
 use crate::chat::model::ChatModel;
 use crate::chat::options::{Encoded, TurnOptions, Unfinished};
-use crate::chat::template::{Role, encode_next};
+use crate::chat::template::{Role, Style, encode_next};
 use crate::error::{Error, Name, Result};
 use crate::generate::Detokenizer;
 use alloc::string::String;
@@ -156,7 +156,9 @@ impl Prompt {
         };
         // The instructions describe the tools, so other tools mean encoding everything again.
         let has_tools = history.tools == options.tools;
-        let mut known = if has_tools { known } else { Known::default() };
+        // A template of a file may show earlier messages otherwise once there are more.
+        let by_parts = has_tools && !matches!(model.template.style, Style::File(_));
+        let mut known = if by_parts { known } else { Known::default() };
         let before = history.tokens.get(..known.tokens).unwrap_or_default();
         let (mut tokens, mut unfinished) = match (encoded, all.get(known.messages..)) {
             (Some(encoded), _) => encoded,
@@ -172,7 +174,7 @@ impl Prompt {
         if let Some(unfinished) = &mut unfinished
             && has_tools
             && all == history.messages
-            && let Some(text) = chosen_text(model, history, options)
+            && let Some(text) = chosen_text(model, history, options, unfinished.thinks)
         {
             (tokens, known) = (history.tokens.clone(), history.known);
             (unfinished.start, unfinished.text) = (history.reply_start, text);
@@ -205,6 +207,11 @@ impl Prompt {
         }
     }
 
+    /// Whether the prompt allows thoughts.
+    pub(super) fn thinks(&self, options: &TurnOptions) -> bool {
+        self.unfinished.as_ref().map_or(options.thinking.allowed(), |reply| reply.thinks)
+    }
+
     /// The tokens of the reply to continue.
     pub(super) fn begun(&self) -> &[u32] {
         let begun = self.unfinished.as_ref().and_then(|reply| self.tokens.get(reply.start..));
@@ -214,12 +221,17 @@ impl Prompt {
 
 /// The last reply as the model wrote it, if the tokens that it chose are those of the message. They are not if they end within a
 /// character, or with a stop string.
-fn chosen_text(model: &ChatModel<'_>, history: &History, options: &TurnOptions) -> Option<String> {
+fn chosen_text(
+    model: &ChatModel<'_>,
+    history: &History,
+    options: &TurnOptions,
+    thinks: bool,
+) -> Option<String> {
     let chosen = history.tokens.get(history.reply_start..).filter(|_| !history.tokens.is_empty())?;
     let mut text = Vec::new();
     chosen.iter().for_each(|&token| model.tokenizer.append_text(token, &mut text));
     let text = String::from_utf8(text).ok()?;
-    let mut whole = options.parser(model);
+    let mut whole = options.parser(model, thinks);
     whole.finish(&text);
     (history.messages.last() == Some(&ChatMessage::from(whole.reply()))).then_some(text)
 }

@@ -102,7 +102,8 @@ impl Turn {
     ) -> Turn {
         let mut stop_thinking = Vec::new();
         model.tokenizer.encode(STOP_THINKING, Special::Parse, &mut stop_thinking);
-        let mut parser = prompt.messages.is_some().then(|| options.parser(model));
+        let thinking = prompt.thinks(options);
+        let mut parser = prompt.messages.is_some().then(|| options.parser(model, thinking));
         let text = prompt.unfinished.as_ref().map(|reply| reply.text.clone()).unwrap_or_default();
         let mut budget = options.thinking.budget();
         if let Some(parser) = &mut parser {
