@@ -67,6 +67,9 @@ pub(crate) struct ServeArgs {
     /// Folder of adapters that requests can load, see POST /v1/adapters [default: they can load none]
     #[arg(long, value_name = "DIR")]
     lora_dir: Option<PathBuf>,
+    /// Refuse requests with fields that are not known, instead of leaving these aside
+    #[arg(long)]
+    strict: bool,
     /// Maximum number of connections
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     connections: u16,
@@ -113,6 +116,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result {
     options.prefix_cache = args.prefix_cache;
     options.connections = args.connections.into();
     options.time = Duration::from_secs(args.timeout.into());
+    options.strict = args.strict;
     options.grace = Duration::from_secs(args.grace.into());
     options.check().map_err(refusal)?;
     let loaded = model.load()?;

@@ -2,17 +2,19 @@
 
 use crate::adapters::{Adapters, Chosen, NamedAdapter};
 use crate::api::{AskedAdapter, Input, ModelInfo, PromptInput};
-use crate::engine::{self, Job, Task, Update};
+use crate::engine::{self, Job, Permit, Task, Update};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use serde_json::Value;
+use shohin::Model;
 use shohin::core::chat::openai::CompletionId;
-use shohin::core::chat::{Chunk, Encoded, Finish, Prompt, TurnOptions, Usage};
-use shohin::{ChatMessage, Model};
+use shohin::core::chat::{Chunk, Finish, Prompt, TokenLogprob, TurnOptions, Usage};
+use shohin::core::sample::{Logprob, Logprobs};
+use shohin::core::tokenizer::Special;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, OnceLock, Weak, mpsc as std_mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 /// What all requests share.
 pub(crate) struct App {
@@ -33,6 +35,8 @@ pub(crate) struct App {
     pub(crate) engine: Weak<()>,
     pub(crate) time: Duration,
     pub(crate) body: usize,
+    /// Whether requests with unknown fields are refused.
+    pub(crate) strict: bool,
 }
 
 impl App {
@@ -83,55 +87,54 @@ impl App {
     }
 
     /// A permit for a request, unless the server shuts down.
-    pub(crate) fn permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+    pub(crate) fn permit(&self) -> Result<Permit, ApiError> {
         if self.last.get().is_some() {
             return Err(ApiError::ShuttingDown);
         }
-        Arc::clone(&self.permits).try_acquire_owned().map_err(|_| ApiError::Busy)
+        let permit = Arc::clone(&self.permits).try_acquire_owned();
+        permit.map(Arc::new).map_err(|_| ApiError::Busy)
     }
 
     /// Counts the tokens of a prompt.
     pub(crate) async fn count_tokens(
         &self,
         prompt: PromptInput,
-        options: TurnOptions,
-        permit: OwnedSemaphorePermit,
+        options: &TurnOptions,
+        permit: &Permit,
     ) -> Result<usize, ApiError> {
+        Ok(match self.prompt(prompt, options, permit).await? {
+            Prompt::Encoded(encoded) => encoded.tokens().len(),
+            Prompt::Tokens(tokens) => tokens.len(),
+            Prompt::Messages(_) => 0,
+        })
+    }
+
+    /// Makes tokens of what is replied to, on a thread that may take its time.
+    async fn prompt(
+        &self,
+        prompt: PromptInput,
+        options: &TurnOptions,
+        permit: &Permit,
+    ) -> Result<Prompt, ApiError> {
+        let (model, permit) = (self.model.clone(), Arc::clone(permit));
         match prompt {
             PromptInput::Messages(messages) => {
-                let (encoded, _permit) = self.encode(messages, options, permit).await?;
-                Ok(encoded.tokens().len())
+                let options = options.clone();
+                let (encoded, _) = keep(permit, move || model.encode(messages, &options)).await?;
+                Ok(Prompt::Encoded(encoded?))
             }
-            PromptInput::Text(input) => Ok(self.tokens(input, permit).await?.0.len()),
-        }
-    }
-
-    /// Encodes a conversation, on a thread that may take its time.
-    async fn encode(
-        &self,
-        messages: Vec<ChatMessage>,
-        options: TurnOptions,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<(Encoded, OwnedSemaphorePermit), ApiError> {
-        let model = self.model.clone();
-        let (encoded, permit) = keep(permit, move || model.encode(messages, &options)).await?;
-        Ok((encoded?, permit))
-    }
-
-    /// The tokens of a prompt.
-    async fn tokens(
-        &self,
-        prompt: Input,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<(Vec<u32>, OwnedSemaphorePermit), ApiError> {
-        match prompt {
-            Input::Text(text) => {
-                let model = self.model.clone();
-                keep(permit, move || model.tokenize(&text)).await
+            PromptInput::Text(Input::Text(text)) => {
+                Ok(Prompt::Tokens(keep(permit, move || model.tokenize(&text)).await?.0))
             }
-            Input::Tokens(tokens) => {
-                self.model.check_tokens(&tokens)?;
-                Ok((tokens, permit))
+            PromptInput::Text(Input::Tokens(tokens)) => {
+                model.check_tokens(&tokens)?;
+                Ok(Prompt::Tokens(tokens))
+            }
+            PromptInput::Between(before, after) => {
+                let tokens = keep(permit, move || fill_in(&model, &before, &after)).await?.0;
+                let problem = "suffix is not supported by this model, which has no tokens to fill in the middle of a text";
+                let field = ApiError::Field { place: "suffix".into(), problem: problem.into() };
+                tokens.map(Prompt::Tokens).ok_or(field)
             }
         }
     }
@@ -142,50 +145,122 @@ impl App {
         CompletionId { id: format!("{:016x}", random()), created, model: adapters.name(&self.name) }
     }
 
-    /// Asks for a reply, and waits until its first part is there: what is wrong with the request is known then.
+    /// Asks for `n` replies to each prompt, and waits until the first part of the first is there: what is wrong with the request
+    /// is known then. Tokens of prompts that are texts are put into `tokens`.
     pub(crate) async fn begin(
         &self,
-        prompt: PromptInput,
-        options: &TurnOptions,
-        seed: Option<u64>,
-        adapters: Chosen,
-    ) -> Result<Updates, ApiError> {
-        let permit = self.permit()?;
+        request: Asked<'_>,
+        tokens: &mut Vec<Vec<u32>>,
+    ) -> Result<Vec<Updates>, ApiError> {
+        let Asked { prompts, n, options, seed, adapters, permit } = request;
         let deadline = Instant::now() + self.time;
-        let (prompt, permit) = match prompt {
-            PromptInput::Messages(messages) => {
-                let (encoded, permit) = self.encode(messages, options.clone(), permit).await?;
-                (Prompt::Encoded(encoded), permit)
+        let mut all = Vec::new();
+        for prompt in prompts {
+            let prompt = self.prompt(prompt, options, permit).await?;
+            if let Prompt::Tokens(text) = &prompt {
+                tokens.push(text.clone());
             }
-            PromptInput::Text(input) => {
-                let (tokens, permit) = self.tokens(input, permit).await?;
-                (Prompt::Tokens(tokens), permit)
+            for i in 0..n {
+                let mut options = options.clone();
+                // A number that other programs' JSON can hold.
+                options.sampler.seed =
+                    seed.map_or_else(|| random() >> 32, |seed| seed.wrapping_add(i as u64));
+                let (sender, receiver) = engine::channel();
+                let (prompt, permit) = (prompt.clone(), Arc::clone(permit));
+                let job =
+                    Job { prompt, options, adapters: adapters.clone(), updates: sender, deadline, permit };
+                self.tasks.send(Task::Reply(Box::new(job))).map_err(|_| ApiError::Stopped)?;
+                all.push(Updates { receiver, first: None, prompt: Usage::default() });
             }
-        };
-        let mut options = options.clone();
-        // A number that other programs' JSON can hold.
-        options.sampler.seed = seed.unwrap_or_else(|| random() >> 32);
-        let (sender, receiver) = engine::channel();
-        let job = Job { prompt, options, adapters, updates: sender, deadline, permit };
-        self.tasks.send(Task::Reply(Box::new(job))).map_err(|_| ApiError::Stopped)?;
-        let mut updates = Updates { receiver, first: None, prompt: Usage::default() };
-        updates.first = match updates.next().await {
-            Update::Failed(error) => return Err(error),
-            Update::Begun(usage) => {
-                updates.prompt = usage;
-                None
-            }
-            first => Some(first),
-        };
-        Ok(updates)
+        }
+        if let Some(updates) = all.first_mut() {
+            updates.first = match updates.next().await {
+                Update::Failed(error) => return Err(error),
+                Update::Begun(usage) => {
+                    updates.prompt = usage;
+                    None
+                }
+                first => Some(first),
+            };
+        }
+        Ok(all)
     }
+}
+
+impl App {
+    /// Measures the tokens after the first of each text, on a thread that may take its time.
+    pub(crate) async fn score(
+        &self,
+        texts: Vec<Vec<u32>>,
+        top: usize,
+        adapters: &Chosen,
+        permit: Permit,
+    ) -> Result<Vec<(Vec<u32>, Vec<TokenLogprob>)>, ApiError> {
+        let deadline = Instant::now() + self.time;
+        let (model, adapters) = (self.model.clone(), adapters.clone());
+        let scores = keep(permit, move || {
+            let model = adapters.apply(&model)?;
+            let score = |tokens: Vec<u32>| {
+                if Instant::now() >= deadline {
+                    return Err(ApiError::TimedOut);
+                }
+                let mut measured = Vec::new();
+                let mut logprobs = Logprobs::new(top);
+                model.logits(&tokens, &mut |i, logits| {
+                    let Some(&token) = tokens.get(i + 1) else { return };
+                    let logprob = logprobs.measure(logits, token);
+                    let chosen = Logprob { token, logprob };
+                    measured.push(TokenLogprob { chosen, top: logprobs.top().into() });
+                })?;
+                Ok((tokens, measured))
+            };
+            texts.into_iter().map(score).collect::<Result<Vec<_>, ApiError>>()
+        });
+        scores.await?.0
+    }
+}
+
+/// A request for replies, whose model is known.
+pub(crate) struct Asked<'r> {
+    pub(crate) prompts: Vec<PromptInput>,
+    pub(crate) n: usize,
+    pub(crate) options: &'r TurnOptions,
+    pub(crate) seed: Option<u64>,
+    pub(crate) adapters: &'r Chosen,
+    pub(crate) permit: &'r Permit,
+}
+
+/// The names of the tokens before the text that comes first, before that which comes last, and where the model goes on, by which
+/// models were trained to fill in what is between.
+const FILL_IN: [[&str; 3]; 4] = [
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
+    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+];
+
+/// The prompt for a text between two others; `None` if the model has no tokens for it.
+fn fill_in(model: &Model, before: &str, after: &str) -> Option<Vec<u32>> {
+    let tokenizer = model.tokenizer();
+    let ids = |names: &[&str; 3]| {
+        let [first, last, middle] = names.map(|name| tokenizer.added_id(name));
+        Some((first?, last?, middle?))
+    };
+    let (first, last, middle) = FILL_IN.iter().find_map(ids)?;
+    let mut tokens = Vec::from_iter(tokenizer.leading_bos());
+    tokens.push(first);
+    tokenizer.encode(before, Special::UserDefined, &mut tokens);
+    tokens.push(last);
+    tokenizer.encode(after, Special::UserDefined, &mut tokens);
+    tokens.push(middle);
+    Some(tokens)
 }
 
 /// Works on a thread that keeps the permit until it ends, even if the client leaves, which drops what waits here.
 async fn keep<T: Send + 'static>(
-    permit: OwnedSemaphorePermit,
+    permit: Permit,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<(T, OwnedSemaphorePermit), ApiError> {
+) -> Result<(T, Permit), ApiError> {
     tokio::task::spawn_blocking(move || (work(), permit)).await.map_err(|_| ApiError::Stopped)
 }
 
@@ -229,7 +304,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_leaves_does_not_free_the_permit_of_what_goes_on() {
         let permits = Arc::new(Semaphore::new(1));
-        let permit = Arc::clone(&permits).try_acquire_owned().unwrap();
+        let permit = Arc::new(Arc::clone(&permits).try_acquire_owned().unwrap());
         let (began, waits) = std_mpsc::channel();
         let (end, ended) = std_mpsc::channel::<()>();
         let client = tokio::spawn(keep(permit, move || {

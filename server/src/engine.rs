@@ -31,6 +31,9 @@ const LOGPROB: usize = 128;
 /// How long the thread sleeps when every reply waits for its reader.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// A permit for a request, which all of its replies keep.
+pub(crate) type Permit = Arc<OwnedSemaphorePermit>;
+
 /// What the thread is asked for.
 pub(crate) enum Task {
     Reply(Box<Job>),
@@ -47,7 +50,7 @@ pub(crate) struct Job {
     /// When it is given up.
     pub(crate) deadline: Instant,
     /// Its permit in the server, until it has ended.
-    pub(crate) permit: OwnedSemaphorePermit,
+    pub(crate) permit: Permit,
 }
 
 /// What becomes of a reply.
@@ -130,7 +133,7 @@ struct Active {
     end: Option<Update>,
     started: Instant,
     has_begun: bool,
-    _permit: OwnedSemaphorePermit,
+    _permit: Permit,
 }
 
 impl Active {

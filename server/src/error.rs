@@ -51,6 +51,7 @@ pub(crate) enum ApiError {
 }
 
 /// Where the requests of an interface have the options of a reply.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Fields {
     /// The texts that end it.
     pub(crate) stop: &'static str,
@@ -67,7 +68,19 @@ pub(crate) struct Fields {
 }
 
 /// Options of sampling whose names are those of their fields.
-const SAMPLING: [&str; 4] = ["temperature", "top_p", "presence_penalty", "frequency_penalty"];
+const SAMPLING: [&str; 11] = [
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "penalty_last_n",
+];
 
 impl ApiError {
     pub(crate) fn status(&self) -> StatusCode {
@@ -157,6 +170,28 @@ impl ApiError {
             ApiError::UnknownModel { .. } => Some("model".into()),
             _ => None,
         }
+    }
+
+    /// The same failure, of a field whose whole place this is.
+    pub(crate) fn at(self, whole: &str) -> ApiError {
+        let ApiError::Model(shohin::Error::Engine(
+            CoreError::Argument { name, .. } | CoreError::Unsupported { key: name, .. },
+        )) = &self
+        else {
+            return self;
+        };
+        let name = name.to_string();
+        match (name.strip_suffix("..."), self.message().strip_prefix(&name)) {
+            (Some(begin), Some(rest)) if whole.starts_with(begin) => {
+                ApiError::Field { place: whole.into(), problem: format!("{whole}{rest}") }
+            }
+            _ => self,
+        }
+    }
+
+    /// The same failure, of this field.
+    pub(crate) fn at_field(self, place: &str) -> ApiError {
+        ApiError::Field { place: place.into(), problem: format!("{place}: {}", self.message()) }
     }
 
     /// The same failure, of a reply with these options, by the fields of its request.

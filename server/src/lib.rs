@@ -75,6 +75,9 @@ pub struct ServerOptions {
     pub body: usize,
     /// How long a request may take.
     pub time: Duration,
+    /// Whether requests with fields that are not known are refused. Otherwise they are left aside, and named in the
+    /// answer's header `shohin-left-aside`.
+    pub strict: bool,
     /// How long replies may take to end when the server shuts down; clients then have two seconds to read how they end.
     pub grace: Duration,
 }
@@ -96,6 +99,7 @@ impl ServerOptions {
             connections: 256,
             body: 4 << 20,
             time: Duration::from_secs(600),
+            strict: false,
             grace: Duration::from_secs(30),
         }
     }
@@ -286,6 +290,7 @@ impl Server {
             engine: is_running,
             time: options.time,
             body: options.body,
+            strict: options.strict,
         };
         Ok(Server {
             listener,

@@ -2,9 +2,9 @@
 
 use crate::adapters::{Chosen, NamedAdapter};
 use crate::api::{
-    self, Action, Begun, DIALECTS, Dialect, EmbeddingRequest, Event, Input, ReplyRequest, ReplyWriter,
+    self, Action, Begun, DIALECTS, Dialect, EmbeddingRequest, Event, Input, Read, ReplyRequest, ReplyWriter,
 };
-use crate::app::{App, Updates, random};
+use crate::app::{App, Asked, Updates, random};
 use crate::engine::Update;
 use crate::error::ApiError;
 use crate::page;
@@ -12,16 +12,16 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
 use shohin::Model;
 use shohin::core;
-use shohin::core::chat::fields::{Object, refused};
+use shohin::core::chat::fields::{Object, Reading, refused};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -32,6 +32,12 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 
 /// A client that is refused may ask again after this many seconds.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// The header of an answer that names the fields of the request that were left aside.
+const LEFT_ASIDE: HeaderName = HeaderName::from_static("shohin-left-aside");
+
+/// Maximum number of bytes of that header.
+const MAX_HEADER: usize = 1000;
 
 /// How a client that has no key gives it.
 const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
@@ -190,50 +196,89 @@ async fn page(State(app): Shared, headers: HeaderMap) -> Response {
     }
 }
 
-async fn reply(
-    app: Arc<App>,
-    read: fn(&str) -> core::Result<ReplyRequest>,
-    body: Body,
-) -> Result<Response, ApiError> {
+/// Reads a request, without its adapters. Fields that are left aside are named to the client and in the log.
+fn read<T>(app: &App, read: Read<T>, text: &str) -> Result<(T, LeftAside), ApiError> {
+    let reading = Reading::new(app.strict);
+    let request = read(text, &reading).map_err(|error| ApiError::from(error).at(&reading.refused()))?;
+    Ok((request, LeftAside(reading.left_aside())))
+}
+
+/// Places of fields of a request that were left aside.
+struct LeftAside(Vec<String>);
+
+impl LeftAside {
+    /// Adds their header to an answer.
+    fn tell(self, mut answer: Response) -> Response {
+        let mut text = String::new();
+        for name in &self.0 {
+            if text.len() + name.len() > MAX_HEADER {
+                text.push_str(", ...");
+                break;
+            }
+            text.extend([if text.is_empty() { "" } else { ", " }, name]);
+        }
+        let visible = text.replace(|c: char| !c.is_ascii_graphic() && c != ' ', "?");
+        if let Ok(value) = HeaderValue::from_str(&visible)
+            && !visible.is_empty()
+        {
+            answer.headers_mut().insert(LEFT_ASIDE, value);
+        }
+        answer
+    }
+}
+
+async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Response, ApiError> {
     let text = text(body)?;
     let (text, lora) = api::take_adapters(&text)?;
-    let ReplyRequest { prompt, options, seed, model, stream, fields, writer } = read(&text)?;
+    let (request, left) = self::read(&app, read, &text)?;
+    let ReplyRequest { prompts, n, options, score, seed, model, stream, fields, writer } = request;
     let adapters = app.choose(model.as_ref(), lora)?;
-    let updates = app.begin(prompt, &options, seed, adapters.clone()).await;
-    let updates = updates.map_err(|error| error.in_request(&options, fields))?;
-    let mut writer =
-        writer(Begun { id: app.id(&adapters), prompt: updates.prompt, model: app.model.clone() });
+    let biased: Vec<u32> = options.logit_bias.iter().map(|(token, _)| *token).collect();
+    let in_request = |error: ApiError| error.in_request(&options, &fields);
+    app.model.check_tokens(&biased).map_err(|error| ApiError::from(error).at_field("logit_bias"))?;
+    let permit = app.permit()?;
+    let asked = Asked { prompts, n, options: &options, seed, adapters: &adapters, permit: &permit };
+    let mut tokens = Vec::new();
+    let all = app.begin(asked, &mut tokens).await.map_err(in_request)?;
+    let scores = match score {
+        Some(top) => app.score(tokens, top, &adapters, permit).await?,
+        None => Vec::new(),
+    };
+    let prompt = all.first().map_or_else(Default::default, |first| first.prompt);
+    let mut writer = writer(Begun { id: app.id(&adapters), prompt, model: app.model.clone(), scores });
     if stream {
-        return Ok(streamed(updates, writer));
+        return Ok(left.tell(streamed(all, writer)));
     }
-    let finish = updates.whole(|chunk| writer.collect(chunk)).await?;
-    Ok(json_text(writer.whole(&finish)))
+    let mut finished = Vec::new();
+    for (i, updates) in all.into_iter().enumerate() {
+        finished.push(updates.whole(|chunk| writer.collect(i, chunk)).await?);
+    }
+    Ok(left.tell(json_text(writer.whole(&finished))))
 }
 
 async fn count_tokens(
     app: Arc<App>,
-    read: fn(&str) -> core::Result<ReplyRequest>,
+    read: Read<ReplyRequest>,
     write: fn(usize) -> Value,
     body: Body,
 ) -> Result<Response, ApiError> {
     let text = text(body)?;
     let (text, lora) = api::take_adapters(&text)?;
-    let request = read(&text)?;
+    let (request, left) = self::read(&app, read, &text)?;
     // They do not change how texts are tokenized.
     app.choose(request.model.as_ref(), lora)?;
     let permit = app.permit()?;
-    let count = app.count_tokens(request.prompt, request.options, permit).await?;
-    Ok(axum::Json(write(count)).into_response())
+    let mut count = 0;
+    for prompt in request.prompts {
+        count += app.count_tokens(prompt, &request.options, &permit).await?;
+    }
+    Ok(left.tell(axum::Json(write(count)).into_response()))
 }
 
-async fn embed(
-    app: Arc<App>,
-    read: fn(&str) -> core::Result<EmbeddingRequest>,
-    body: Body,
-) -> Result<Response, ApiError> {
+async fn embed(app: Arc<App>, read: Read<EmbeddingRequest>, body: Body) -> Result<Response, ApiError> {
     let text = text(body)?;
     let (text, lora) = api::take_adapters(&text)?;
-    let request = read(&text)?;
+    let (request, left) = self::read(&app, read, &text)?;
     let adapters = app.choose(request.model.as_ref(), lora)?;
     let permit = app.permit()?;
     let deadline = Instant::now() + app.time;
@@ -254,7 +299,7 @@ async fn embed(
         let answer = embeddings(&model, &adapters, &name, request, go_on);
         let _ = sender.send(answer); // Err: the client has gone
     });
-    Ok(json_text(receiver.await.map_err(|_| ApiError::Stopped)??))
+    Ok(left.tell(json_text(receiver.await.map_err(|_| ApiError::Stopped)??)))
 }
 
 /// The answer to a request for embeddings. Asks before each text whether to go on.
@@ -319,24 +364,40 @@ async fn unload_adapter(State(app): Shared, uri: Uri, name: Result<Path<String>,
     }
 }
 
-/// Sends a reply as it is computed.
-fn streamed(updates: Updates, writer: Box<dyn ReplyWriter>) -> Response {
+/// Sends replies as they are computed.
+fn streamed(all: Vec<Updates>, writer: Box<dyn ReplyWriter>) -> Response {
+    let updates = |(i, updates): (usize, Updates)| {
+        Box::pin(stream::unfold(Some(updates), move |updates| async move {
+            let mut updates = updates?;
+            let update = updates.next().await;
+            let is_last = matches!(update, Update::End(_) | Update::Failed(_));
+            Some(((i, update), Some(updates).filter(|_| !is_last)))
+        }))
+    };
+    let left = all.len();
+    let all = stream::select_all(all.into_iter().enumerate().map(updates));
     let parts = stream::unfold(
-        (Some(updates), writer, VecDeque::new()),
-        |(mut updates, mut writer, mut ready)| async {
+        (all, left, writer, VecDeque::new()),
+        |(mut all, mut left, mut writer, mut ready)| async move {
             loop {
                 if let Some(event) = ready.pop_front() {
-                    return Some((Ok(sse_event(event)), (updates, writer, ready)));
+                    return Some((Ok(sse_event(event)), (all, left, writer, ready)));
                 }
-                let update = updates.as_mut()?.next().await;
-                match &update {
+                let (i, update) = all.next().await?;
+                match update {
                     Update::Begun(_) => {}
-                    Update::Chunk(chunk) => ready.extend(writer.chunk(chunk)),
-                    Update::End(finish) => ready.extend(writer.finish(finish)),
-                    Update::Failed(error) => ready.push_back(writer.error(error)),
-                }
-                if matches!(update, Update::End(_) | Update::Failed(_)) {
-                    updates = None;
+                    Update::Chunk(chunk) => ready.extend(writer.chunk(i, &chunk)),
+                    Update::End(finish) => {
+                        ready.extend(writer.finish(i, &finish));
+                        left -= 1;
+                        if left == 0 {
+                            ready.extend(writer.end());
+                        }
+                    }
+                    Update::Failed(error) => {
+                        ready.push_back(writer.error(&error));
+                        all.clear();
+                    }
                 }
             }
         },

@@ -156,6 +156,8 @@ impl Encoded {
 pub struct TurnOptions {
     /// Sampling options.
     pub sampler: SamplerConfig,
+    /// What is added to the logits of tokens, `(token, bias)`.
+    pub logit_bias: Vec<(u32, f32)>,
     /// Whether the random sequence starts at the sampler's seed, so that the same request has the same reply.
     /// Otherwise it continues from the previous turn.
     pub reseed: bool,
@@ -191,6 +193,7 @@ impl Default for TurnOptions {
     fn default() -> Self {
         TurnOptions {
             sampler: SamplerConfig::default(),
+            logit_bias: Vec::new(),
             reseed: true,
             max_tokens: None,
             stop_strings: Vec::new(),
@@ -309,7 +312,8 @@ impl TurnOptions {
         let ordered = self.sampler.repetition_penalty == 1.0
             && self.sampler.presence_penalty == 0.0
             && self.sampler.frequency_penalty == 0.0
-            && self.sampler.dry_multiplier == 0.0;
+            && self.sampler.dry_multiplier == 0.0
+            && self.logit_bias.is_empty();
         if !ordered || self.logprobs.is_some() || self.is_constrained() || !self.tools.is_empty() {
             Readout::Logits
         } else if temperature == 0.0 {

@@ -89,6 +89,17 @@ impl Sampler {
         &self.config
     }
 
+    /// Sets what is added to the logits of these tokens, after the penalties; of several entries of a token the last one counts.
+    /// Tokens that the vocabulary does not have are ignored.
+    pub fn set_bias(&mut self, bias: &[(u32, f32)]) {
+        self.penalties.set_bias(bias);
+    }
+
+    /// What is added to logits, by token.
+    pub fn bias(&self) -> &[(u32, f32)] {
+        self.penalties.bias()
+    }
+
     /// Makes DRY's matches end at `token`: quotes, line ends, the ends of turns. Tokens added here
     /// are never penalised by DRY either.
     pub fn break_at(&mut self, token: u32) {

@@ -21,6 +21,8 @@ pub(super) struct Penalties {
     window: Vec<u64>,
     repeats: Vec<u64>,
     changed: Vec<(u32, f32)>,
+    /// What is added to logits, by token.
+    bias: Vec<(u32, f32)>,
     /// One bit per token: DRY's matches do not cross these.
     breakers: Vec<u32>,
 }
@@ -41,6 +43,7 @@ impl Clone for Penalties {
             window: copy(&self.window),
             repeats: copy(&self.repeats),
             changed: copy(&self.changed),
+            bias: self.bias.clone(),
             breakers: self.breakers.clone(),
         }
     }
@@ -66,8 +69,25 @@ impl Penalties {
             window: Vec::with_capacity(window),
             repeats: Vec::with_capacity(dry),
             changed: Vec::with_capacity(window + dry),
+            bias: Vec::new(),
             breakers: if dry > 0 { alloc::vec![0; vocab.div_ceil(32)] } else { Vec::new() },
         }
+    }
+
+    /// Sets what is added to the logits of these tokens, of each of which the last entry counts.
+    pub(super) fn set_bias(&mut self, bias: &[(u32, f32)]) {
+        self.bias.clear();
+        for &(token, value) in bias {
+            match self.bias.binary_search_by_key(&token, |&(t, _)| t) {
+                Ok(at) => self.bias[at].1 = value,
+                Err(at) => self.bias.insert(at, (token, value)),
+            }
+        }
+        self.changed.reserve(self.window.capacity() + self.repeats.capacity() + self.bias.len());
+    }
+
+    pub(super) fn bias(&self) -> &[(u32, f32)] {
+        &self.bias
     }
 
     pub(super) fn break_at(&mut self, token: u32) {
@@ -140,7 +160,19 @@ impl Penalties {
             self.find_repeats();
             self.apply_dry(logits);
         }
+        self.apply_bias(logits);
         &self.changed
+    }
+
+    fn apply_bias(&mut self, logits: &[f32]) {
+        let Penalties { bias, changed, .. } = self;
+        for &(token, value) in bias.iter() {
+            let Some(&logit) = logits.get(token as usize) else { continue };
+            match changed.binary_search_by_key(&token, |&(t, _)| t) {
+                Ok(at) => changed[at].1 = still_possible(logit, changed[at].1 + value),
+                Err(at) => changed.insert(at, (token, still_possible(logit, logit + value))),
+            }
+        }
     }
 
     /// Finds, for each token that followed an earlier copy of the newest tokens, the length of that copy.

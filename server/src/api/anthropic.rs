@@ -1,7 +1,6 @@
 //! Anthropic's Messages.
 //!
-//! Fields that are not known are refused unless they are null, as in [`openai`](super::openai). `cache_control` is taken
-//! and left aside: whatever a prompt has in common with an earlier one is known. ToolResults of tools are matched by their
+//! `cache_control` is taken and left aside: whatever a prompt has in common with an earlier one is known. Results of tools are matched by their
 //! ids. If the last message is the assistant's, the reply continues it.
 
 use super::dialect::{Action, Begun, Dialect, Event, PromptInput, ReplyRequest, ReplyWriter, Route};
@@ -10,18 +9,24 @@ use super::tools::tool_text;
 use crate::error::{ApiError, Fields};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
-use shohin::core::chat::fields::{Field, Object, refused};
+use shohin::core::chat::fields::{Field, Object, Reading, refused};
 use shohin::core::chat::openai::CompletionId;
 use shohin::core::chat::openai::request::{has_tools, text_parts};
 use shohin::core::chat::{
-    ChatMessage, Chunk, Finish, FunctionCall, Role, Thinking, ToolChoice, ToolResults, TurnOptions, Usage,
+    ChatMessage, Chunk, Finish, FunctionCall, ResponseFormat, Role, Thinking, ToolChoice, ToolResults,
+    TurnOptions, Usage,
 };
 use shohin::core::generate::Reason;
 use shohin::core::{Result, json};
 use std::fmt::Write;
 
-/// Where a request has the options of a reply. It has no format.
-const PLACES: Fields = Fields { stop: "stop_sequences", tool: |_| "input_schema", ..CHAT };
+/// Where a request has the options of a reply.
+const PLACES: Fields = Fields {
+    stop: "stop_sequences",
+    schema: "output_config.format.schema",
+    tool: |_| "input_schema",
+    ..CHAT
+};
 
 /// The dialect of the paths below `/v1/messages`.
 pub(crate) struct Anthropic;
@@ -31,12 +36,12 @@ impl Dialect for Anthropic {
         &[
             Route {
                 path: "/v1/messages",
-                action: Action::Reply(|text| Ok(MessagesRequest::parse(text)?.into())),
+                action: Action::Reply(|text, reading| Ok(MessagesRequest::parse(text, reading)?.into())),
             },
             Route {
                 path: "/v1/messages/count_tokens",
                 action: Action::Count(
-                    |text| Ok(MessagesRequest::parse_prompt(text)?.into()),
+                    |text, reading| Ok(MessagesRequest::parse_prompt(text, reading)?.into()),
                     |tokens| json!({ "input_tokens": tokens }),
                 ),
             },
@@ -80,10 +85,17 @@ const FIELDS: &[&str] = &[
     "tools",
     "tool_choice",
     "thinking",
+    "output_config",
+    "output_format",
+    // Refused, unless they ask for nothing.
+    "mcp_servers",
+    "container",
+    "thread",
     // For a service's own use: taken and left aside.
     "metadata",
     "service_tier",
     "cache_control",
+    "context_management",
 ];
 
 /// Fields of a part that is text.
@@ -124,8 +136,8 @@ impl MessagesRequest {
     /// # Errors
     /// As [`ChatCompletionRequest::parse`](shohin::core::chat::openai::ChatCompletionRequest::parse); a request without `max_tokens` is
     /// refused.
-    pub(crate) fn parse(text: &str) -> Result<MessagesRequest> {
-        let request = Self::parse_prompt(text)?;
+    pub(crate) fn parse(text: &str, reading: &Reading) -> Result<MessagesRequest> {
+        let request = Self::parse_prompt(text, reading)?;
         if request.options.max_tokens.is_none() {
             return Err(refused("max_tokens", "must be a number of tokens"));
         }
@@ -136,8 +148,13 @@ impl MessagesRequest {
     ///
     /// # Errors
     /// As [`MessagesRequest::parse`].
-    pub(crate) fn parse_prompt(text: &str) -> Result<MessagesRequest> {
-        let request = Object::request(text, FIELDS)?;
+    pub(crate) fn parse_prompt(text: &str, reading: &Reading) -> Result<MessagesRequest> {
+        let request = Object::request_with(text, FIELDS, Some(reading))?;
+        request.refuse(&[
+            ("mcp_servers", "their tools in tools, called by the client"),
+            ("container", "a request without it"),
+            ("thread", "whole conversations"),
+        ])?;
         let mut options = TurnOptions::default();
         // It has no field for a seed.
         request.sampling(&mut options.sampler)?;
@@ -157,6 +174,10 @@ impl MessagesRequest {
             choose_tools(&choice, &mut options)?;
         }
         options.thinking = request.read_as("thinking", thinking)?;
+        options.response_format = match request.get("output_format") {
+            Some(format) => output_format(&format)?,
+            None => request.read_as("output_config", output_config)?,
+        };
         let mut messages = Vec::new();
         if let Some(system) = request.get("system") {
             messages.push(ChatMessage::new(Role::System, text_parts(&system, &["text"], TEXT_FIELDS)?));
@@ -178,12 +199,14 @@ impl From<MessagesRequest> for ReplyRequest {
         let MessagesRequest { messages, options, model, stream } = request;
         let stops = options.stop_strings.clone();
         ReplyRequest {
-            prompt: PromptInput::Messages(messages),
+            prompts: Vec::from([PromptInput::Messages(messages)]),
+            n: 1,
             options,
+            score: None,
             seed: None,
             model,
             stream,
-            fields: &PLACES,
+            fields: PLACES,
             writer: Box::new(move |Begun { id, prompt, .. }| Box::new(MessageWriter::new(id, prompt, stops))),
         }
     }
@@ -195,8 +218,9 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>, results: &mut Too
     let role = match given.string("role")?.as_deref() {
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
+        Some("system") => Role::System,
         Some(_) | None => {
-            return Err(refused(&format!("{}.role", field.place), "must be user or assistant"));
+            return Err(field.refused_within("role", "must be user, assistant or system"));
         }
     };
     let content = given.get("content").ok_or_else(|| field.refused("has no content"))?;
@@ -217,8 +241,7 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>, results: &mut Too
             (Some("tool_result"), Role::User) => {
                 let known = &["type", "tool_use_id", "content", "is_error", "cache_control"];
                 let result = block.object(known, "")?;
-                let text =
-                    result.read_as("content", |content| text_parts(content, &["text"], TEXT_FIELDS))?;
+                let text = result.read_as("content", result_text)?;
                 if std::mem::take(&mut has_text) {
                     let before = std::mem::replace(&mut message, ChatMessage::new(role, ""));
                     messages.push(before);
@@ -240,6 +263,9 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>, results: &mut Too
                 let thinking = block.object(&["type", "thinking", "signature"], "")?.string("thinking")?;
                 message.reasoning.get_or_insert_default().push_str(&thinking.unwrap_or_default());
             }
+            // Nothing in them can be read, or they are of tools of a service.
+            (Some("redacted_thinking" | "server_tool_use"), Role::Assistant) if block.leave() => {}
+            (Some(kind), Role::Assistant) if kind.ends_with("_tool_result") && block.leave() => {}
             (Some(_), _) => {
                 return Err(block.unsupported("blocks of type text, tool_use, tool_result or thinking"));
             }
@@ -257,18 +283,27 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>, results: &mut Too
     Ok(())
 }
 
+/// The text of a result: parts, and the names of tools that were found.
+fn result_text(content: &Field<'_>) -> Result<String> {
+    text_parts(content, &["text", "tool_reference"], &[TEXT_FIELDS, &["tool_name"]].concat())
+}
+
 fn tools(field: &Field<'_>) -> Result<Vec<String>> {
-    let mut tools = Vec::new();
+    let (mut tools, mut others) = (Vec::new(), Vec::new());
     field.each("must be an array of tools", &mut |tool| {
         let kind = tool.value.get("type").filter(|kind| !kind.is_null());
         if kind.is_some_and(|kind| kind.as_string().as_deref() != Some("custom")) {
-            return Err(tool.unsupported("tools of type custom"));
+            others.push(tool);
+            return Ok(());
         }
         let given = tool.object(TOOL_FIELDS, "must be an object with a name and an input_schema")?;
-        given.only(&[("defer_loading", "false")])?;
+        if !given.get("defer_loading").is_some_and(|field| field.asks_nothing() || field.leave()) {
+            given.only(&[("defer_loading", "false")])?;
+        }
         if let Some(callers) = given.get("allowed_callers") {
             callers.each("must be an array of strings", &mut |caller| match caller.string()?.as_str() {
                 "direct" => Ok(()),
+                _ if caller.leave() => Ok(()),
                 _ => Err(caller.unsupported("direct")),
             })?;
         }
@@ -282,7 +317,10 @@ fn tools(field: &Field<'_>) -> Result<Vec<String>> {
         tools.push(tool_text(&name, description.as_ref(), Some(&schema), strict.as_ref())?);
         Ok(())
     })?;
-    Ok(tools)
+    match others.iter().find(|tool| tools.is_empty() || !tool.leave()) {
+        Some(tool) => Err(tool.unsupported("tools of type custom")),
+        None => Ok(tools),
+    }
 }
 
 fn choose_tools(choice: &Field<'_>, options: &mut TurnOptions) -> Result<()> {
@@ -319,6 +357,23 @@ fn thinking(field: &Field<'_>) -> Result<Thinking> {
     }
 }
 
+/// The form of a reply. How much effort a reply is worth is left aside: a model thinks or does not.
+fn output_config(field: &Field<'_>) -> Result<ResponseFormat> {
+    field.object(&["effort", "format", "task_budget"], "must be an object")?.read_as("format", output_format)
+}
+
+fn output_format(field: &Field<'_>) -> Result<ResponseFormat> {
+    let format = field.object(&["type", "schema"], "must be an object")?;
+    match (format.string("type")?.as_deref(), format.get("schema")) {
+        (Some("json_schema"), Some(schema)) if schema.value.is_object() => {
+            Ok(ResponseFormat::JsonSchema(schema.value.text().into()))
+        }
+        (Some("json_schema"), _) => Err(field.refused_within("schema", "must be a JSON Schema")),
+        (Some("text"), _) => Ok(ResponseFormat::Text),
+        (Some(_) | None, _) => Err(field.unsupported("a format of type json_schema")),
+    }
+}
+
 /// What a block of text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -342,7 +397,7 @@ pub(crate) struct MessageWriter {
 }
 
 impl ReplyWriter for MessageWriter {
-    fn chunk(&mut self, chunk: &Chunk) -> Vec<Event> {
+    fn chunk(&mut self, _: usize, chunk: &Chunk) -> Vec<Event> {
         let mut events = Vec::new();
         self.begin(&mut events);
         self.text(Kind::Thinking, &chunk.reasoning, &mut events);
@@ -353,7 +408,7 @@ impl ReplyWriter for MessageWriter {
         events
     }
 
-    fn finish(&mut self, finish: &Finish) -> Vec<Event> {
+    fn finish(&mut self, _: usize, finish: &Finish) -> Vec<Event> {
         let mut events = Vec::new();
         self.begin(&mut events);
         self.close(&mut events);
@@ -370,9 +425,9 @@ impl ReplyWriter for MessageWriter {
         Event::named("error", Anthropic.error(error).to_string())
     }
 
-    fn whole(&mut self, finish: &Finish) -> String {
+    fn whole(&mut self, replies: &[Finish]) -> String {
         self.close(&mut Vec::new());
-        self.message(Some(finish))
+        self.message(replies.first())
     }
 }
 

@@ -3,8 +3,9 @@
 use crate::error::{ApiError, Fields};
 use serde_json::Value;
 use shohin::core::Result;
+use shohin::core::chat::fields::Reading;
 use shohin::core::chat::openai::CompletionId;
-use shohin::core::chat::{Chunk, Finish, Usage};
+use shohin::core::chat::{Chunk, Finish, TokenLogprob, Usage};
 use shohin::{ChatMessage, Model, TurnOptions};
 
 /// An interface of the server.
@@ -23,15 +24,18 @@ pub(crate) struct Route {
     pub(crate) action: Action,
 }
 
+/// Reads the text of a request.
+pub(crate) type Read<T> = fn(&str, &Reading) -> Result<T>;
+
 /// What the server does at a path.
 #[derive(Clone, Copy)]
 pub(crate) enum Action {
     /// Computes a reply, whole or streamed.
-    Reply(fn(&str) -> Result<ReplyRequest>),
+    Reply(Read<ReplyRequest>),
     /// Counts the tokens of a conversation. Their number is written by the second function.
-    Count(fn(&str) -> Result<ReplyRequest>, fn(usize) -> Value),
+    Count(Read<ReplyRequest>, fn(usize) -> Value),
     /// Computes embeddings.
-    Embed(fn(&str) -> Result<EmbeddingRequest>),
+    Embed(Read<EmbeddingRequest>),
     /// Lists the models: the server's, then those with one of its adapters.
     Models(fn(&[ModelInfo]) -> Value),
     /// Describes the model that the rest of the path names.
@@ -60,19 +64,26 @@ pub(crate) enum PromptInput {
     Messages(Vec<ChatMessage>),
     /// It is continued.
     Text(Input),
+    /// What is between the text before it and the text after it.
+    Between(String, String),
 }
 
-/// A request for a reply.
+/// A request for a reply, or several.
 pub(crate) struct ReplyRequest {
-    pub(crate) prompt: PromptInput,
+    /// At least one.
+    pub(crate) prompts: Vec<PromptInput>,
+    /// How many replies to each.
+    pub(crate) n: usize,
     pub(crate) options: TurnOptions,
-    /// The seed, if one was asked for; otherwise the server draws one.
+    /// Measures the tokens of the prompts, which are texts, with this many of the most likely ones.
+    pub(crate) score: Option<usize>,
+    /// The seed, if one was asked for; otherwise the server draws one. Each further reply has the next one.
     pub(crate) seed: Option<u64>,
     /// The model's name.
     pub(crate) model: Option<String>,
     pub(crate) stream: bool,
     /// Where the options are in the request.
-    pub(crate) fields: &'static Fields,
+    pub(crate) fields: Fields,
     /// Begins the answer.
     pub(crate) writer: Box<dyn FnOnce(Begun) -> Box<dyn ReplyWriter> + Send>,
 }
@@ -80,9 +91,11 @@ pub(crate) struct ReplyRequest {
 /// A reply that has begun.
 pub(crate) struct Begun {
     pub(crate) id: CompletionId,
-    /// Counts of the prompt's tokens.
+    /// Counts of the first prompt's tokens.
     pub(crate) prompt: Usage,
     pub(crate) model: Model,
+    /// The tokens of each prompt and what was measured of those after the first, if that was asked for.
+    pub(crate) scores: Vec<(Vec<u32>, Vec<TokenLogprob>)>,
 }
 
 /// An event of a streamed answer.
@@ -103,24 +116,30 @@ impl Event {
     }
 }
 
-/// Writes the answer to a request for a reply, event by event or as a whole.
+/// Writes the answer to a request for a reply, event by event or as a whole. Replies are numbered: those to the first prompt come
+/// first. Where a request has one reply, its number is 0.
 pub(crate) trait ReplyWriter: Send {
-    /// The events of a chunk.
-    fn chunk(&mut self, chunk: &Chunk) -> Vec<Event>;
+    /// The events of a reply's chunk.
+    fn chunk(&mut self, reply: usize, chunk: &Chunk) -> Vec<Event>;
 
-    /// The last events.
-    fn finish(&mut self, finish: &Finish) -> Vec<Event>;
+    /// The last events of a reply.
+    fn finish(&mut self, reply: usize, finish: &Finish) -> Vec<Event>;
+
+    /// The last events, when all replies have ended.
+    fn end(&mut self) -> Vec<Event> {
+        Vec::new()
+    }
 
     /// The event of a stream that fails.
     fn error(&mut self, error: &ApiError) -> Event;
 
     /// Takes a chunk of an answer that is not streamed.
-    fn collect(&mut self, chunk: Chunk) {
-        drop(self.chunk(&chunk));
+    fn collect(&mut self, reply: usize, chunk: Chunk) {
+        drop(self.chunk(reply, &chunk));
     }
 
     /// The whole answer, after all chunks.
-    fn whole(&mut self, finish: &Finish) -> String;
+    fn whole(&mut self, replies: &[Finish]) -> String;
 }
 
 /// A request for embeddings.

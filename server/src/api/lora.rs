@@ -48,7 +48,7 @@ pub(crate) fn take(text: &str) -> Result<(Cow<'_, str>, Option<Vec<AskedAdapter>
 }
 
 fn read(value: Value<'_>) -> Result<Vec<AskedAdapter>> {
-    let field = Field { place: "lora".into(), value };
+    let field = Field { place: "lora".into(), value, reading: None };
     let mut asked = Vec::new();
     let found = field.each("must be an array of adapters", &mut |one| {
         asked.push(adapter(&one)?);

@@ -9,10 +9,13 @@ mod tests;
 mod tools;
 
 pub(crate) use dialect::{
-    Action, Begun, Dialect, EmbeddingRequest, Event, Input, ModelInfo, PromptInput, ReplyRequest, ReplyWriter,
+    Action, Begun, Dialect, EmbeddingRequest, Event, Input, ModelInfo, PromptInput, Read, ReplyRequest,
+    ReplyWriter,
 };
 
 pub(crate) use lora::{AskedAdapter, Which, finite, take as take_adapters};
+
+use shohin::core::chat::fields::Reading;
 
 /// All interfaces.
 pub(crate) static DIALECTS: [&dyn Dialect; 2] = [&anthropic::Anthropic, &openai::OpenAi];
@@ -41,17 +44,18 @@ pub fn read_requests(
     let text = &*text;
     let mut read = Vec::new();
     for route in DIALECTS.iter().flat_map(|dialect| dialect.routes()) {
-        let request = match route.action {
-            Action::Reply(reply) | Action::Count(reply, _) => {
-                reply(text).map(|request| match request.prompt {
-                    PromptInput::Messages(messages) => (messages, request.options),
-                    PromptInput::Text(_) => (Vec::new(), request.options),
-                })
-            }
-            Action::Embed(embed) => embed(text).map(|_| Default::default()),
-            Action::Models(_) | Action::Model(_) => continue,
-        };
-        read.push(request);
+        for reading in [true, false].map(Reading::new) {
+            read.push(match route.action {
+                Action::Reply(reply) | Action::Count(reply, _) => {
+                    reply(text, &reading).map(|request| match request.prompts.into_iter().next() {
+                        Some(PromptInput::Messages(messages)) => (messages, request.options),
+                        _ => (Vec::new(), request.options),
+                    })
+                }
+                Action::Embed(embed) => embed(text, &reading).map(|_| Default::default()),
+                Action::Models(_) | Action::Model(_) => continue,
+            });
+        }
     }
     read
 }

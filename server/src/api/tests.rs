@@ -5,6 +5,7 @@ use super::dialect::{Event, ReplyWriter};
 use super::openai::{CompletionRequest, ResponseWriter, ResponsesRequest};
 use crate::error::ApiError;
 use serde_json::{Value, json};
+use shohin::core::chat::fields::Reading;
 use shohin::core::chat::openai::{ChatCompletionRequest, CompletionId};
 use shohin::core::chat::{
     ChatMessage, Chunk, Finish, FunctionCall, OverflowPolicy, ResponseFormat, Role, Thinking, ToolChoice,
@@ -81,7 +82,7 @@ fn items_of_a_response_are_messages() {
         "reasoning": { "effort": "low" }, "truncation": "auto", "store": false,
         "prompt_cache_options": { "ttl": "30m" }, "prompt_cache_retention": "24h",
     });
-    let read = ResponsesRequest::parse(&request.to_string()).unwrap();
+    let read = ResponsesRequest::parse(&request.to_string(), &Reading::new(true)).unwrap();
     let message = ChatMessage::new;
     assert_eq!(
         read.messages,
@@ -106,7 +107,7 @@ fn items_of_a_response_are_messages() {
     assert_eq!((read.options.overflow, read.stream), (OverflowPolicy::trim_for(Some(5)), true));
 
     let object = json!({ "input": "x", "text": { "format": { "type": "json_object" } } });
-    let read = ResponsesRequest::parse(&object.to_string()).unwrap();
+    let read = ResponsesRequest::parse(&object.to_string(), &Reading::new(true)).unwrap();
     assert_eq!(read.options.response_format, ResponseFormat::JsonObject);
 }
 
@@ -162,7 +163,7 @@ fn results_come_in_the_order_of_the_calls() {
     }
     let unknown = json!({ "input": [{ "type": "function_call", "call_id": "a", "name": "f", "arguments": "{}" },
         { "type": "function_call_output", "call_id": "z", "output": "1" }] });
-    let error = ResponsesRequest::parse(&unknown.to_string()).unwrap_err().to_string();
+    let error = ResponsesRequest::parse(&unknown.to_string(), &Reading::new(true)).unwrap_err().to_string();
     assert_eq!(
         error,
         "input[1].call_id is \"z\", which is not supported; expected the id of a call before it"
@@ -179,20 +180,20 @@ fn calls_and_thoughts_are_limited_as_asked() {
     let response = |fields: Value| {
         let mut request = json!({ "input": "x" });
         request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        ResponsesRequest::parse(&request.to_string())
+        ResponsesRequest::parse(&request.to_string(), &Reading::new(true))
     };
     for parallel in [true, false] {
         let fields = json!({ "parallel_tool_calls": parallel });
         assert_eq!(chat(fields.clone()).unwrap().parallel_tool_calls, parallel);
         let request = response(fields).unwrap();
         assert_eq!(request.options.parallel_tool_calls, parallel);
-        let whole = ResponseWriter::new(id(), request.repeated.clone()).whole(&finish(Reason::Stop));
+        let whole = ResponseWriter::new(id(), request.repeated.clone()).whole(&[finish(Reason::Stop)]);
         assert_eq!(serde_json::from_str::<Value>(&whole).unwrap()["parallel_tool_calls"], parallel);
         let request = json!({
             "messages": [{ "role": "user", "content": "x" }], "tools": [{ "name": "f", "input_schema": {} }],
             "tool_choice": { "type": "auto", "disable_parallel_tool_use": !parallel },
         });
-        let request = MessagesRequest::parse_prompt(&request.to_string()).unwrap();
+        let request = MessagesRequest::parse_prompt(&request.to_string(), &Reading::new(true)).unwrap();
         assert_eq!(request.options.parallel_tool_calls, parallel);
     }
     assert!(chat(json!({})).unwrap().parallel_tool_calls);
@@ -213,7 +214,7 @@ fn calls_and_thoughts_are_limited_as_asked() {
 
     assert!(response(json!({ "include": [] })).is_ok());
     let error = response(json!({ "include": ["message.output_text.logprobs"] })).unwrap_err().to_string();
-    assert!(error.starts_with("include[0] is \"\"message.output_text.logprobs"), "{error}");
+    assert!(error.starts_with("include[0] is \"message.output_text.logprobs\", which"), "{error}");
 }
 
 /// In every form of a request, `strict` and the number of a tool reach the grammar.
@@ -245,7 +246,7 @@ fn tools_say_whether_their_schema_is_followed() {
             choice => json!(choice),
         };
         let request = json!({ "input": "x", "tools": tools(tool), "tool_choice": choice });
-        ResponsesRequest::parse(&request.to_string()).map(|request| request.options)
+        ResponsesRequest::parse(&request.to_string(), &Reading::new(true)).map(|request| request.options)
     };
     let message = |strict: Value, choice: &str| {
         let tool = with(named(strict), "input_schema", schema.clone());
@@ -255,7 +256,8 @@ fn tools_say_whether_their_schema_is_followed() {
         };
         let tools = json!([{ "name": "g", "input_schema": {} }, tool]);
         let request = json!({ "messages": user, "tools": tools, "tool_choice": choice });
-        MessagesRequest::parse_prompt(&request.to_string()).map(|request| request.options)
+        MessagesRequest::parse_prompt(&request.to_string(), &Reading::new(true))
+            .map(|request| request.options)
     };
     type Parse<'p> = &'p dyn Fn(Value, &str) -> shohin::core::Result<TurnOptions>;
     let forms: [(Parse<'_>, &str); 3] =
@@ -287,12 +289,12 @@ fn tools_say_whether_their_schema_is_followed() {
 #[test]
 fn a_response_streams_what_it_ends_with() {
     let request = json!({ "input": "x", "instructions": "Be\nbrief.", "temperature": 0.5 });
-    let request = ResponsesRequest::parse(&request.to_string()).unwrap();
+    let request = ResponsesRequest::parse(&request.to_string(), &Reading::new(true)).unwrap();
     let mut writer = ResponseWriter::new(id(), request.repeated.clone());
-    let mut events: Vec<Event> = chunks().iter().flat_map(|chunk| writer.chunk(chunk)).collect();
-    events.extend(writer.finish(&finish(Reason::Stop)));
+    let mut events: Vec<Event> = chunks().iter().flat_map(|chunk| writer.chunk(0, chunk)).collect();
+    events.extend(writer.finish(0, &finish(Reason::Stop)));
     let events = values(&events);
-    let whole: Value = serde_json::from_str(&writer.whole(&finish(Reason::Stop))).unwrap();
+    let whole: Value = serde_json::from_str(&writer.whole(&[finish(Reason::Stop)])).unwrap();
     assert_eq!(events.last().unwrap()["response"], whole);
     assert_eq!(whole["output"][0]["content"][0], json!({ "type": "reasoning_text", "text": "Hmm." }));
     assert_eq!(whole["output"][1]["content"][0]["text"], "I \"look\".");
@@ -319,11 +321,11 @@ fn a_response_streams_what_it_ends_with() {
     }
 
     let mut writer = ResponseWriter::new(id(), request.repeated.clone());
-    chunks().iter().for_each(|chunk| drop(writer.chunk(chunk)));
-    let cut = values(&writer.finish(&finish(Reason::Length)));
+    chunks().iter().for_each(|chunk| drop(writer.chunk(0, chunk)));
+    let cut = values(&writer.finish(0, &finish(Reason::Length)));
     assert_eq!(cut.last().unwrap()["response"]["status"], "incomplete");
     let mut writer = ResponseWriter::new(id(), request.repeated.clone());
-    let cut = values(&writer.finish(&finish(Reason::Length)));
+    let cut = values(&writer.finish(0, &finish(Reason::Length)));
     let last = cut.last().unwrap();
     assert_eq!(last["type"], "response.incomplete");
     assert_eq!(last["response"]["output"][0]["status"], "incomplete");
@@ -359,7 +361,7 @@ fn blocks_of_anthropic_are_messages() {
         "tool_choice": { "type": "any" },
         "thinking": { "type": "enabled", "budget_tokens": 9 }, "metadata": { "user_id": "u" },
     });
-    let read = MessagesRequest::parse(&request.to_string()).unwrap();
+    let read = MessagesRequest::parse(&request.to_string(), &Reading::new(true)).unwrap();
     let message = ChatMessage::new;
     assert_eq!(
         read.messages,
@@ -384,7 +386,7 @@ fn blocks_of_anthropic_are_messages() {
 
     let user = json!([{ "role": "user", "content": "x" }]);
     for (fields, place) in [
-        (json!({ "messages": [{ "role": "system", "content": "x" }] }), "messages[0].role"),
+        (json!({ "messages": [{ "role": "tool", "content": "x" }] }), "messages[0].role"),
         (json!({ "messages": [{ "role": "user", "content": [] }] }), "messages[0].content"),
         (
             json!({ "messages": [{ "role": "user", "content": [{ "type": "image" }] }] }),
@@ -424,7 +426,8 @@ fn blocks_of_anthropic_are_messages() {
             "messages[0].content[0]",
         ),
     ] {
-        let error = MessagesRequest::parse_prompt(&fields.to_string()).unwrap_err().to_string();
+        let error =
+            MessagesRequest::parse_prompt(&fields.to_string(), &Reading::new(true)).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{place} ")), "{error}: {place}");
     }
 }
@@ -432,13 +435,13 @@ fn blocks_of_anthropic_are_messages() {
 #[test]
 fn a_message_of_anthropic_streams_what_it_ends_with() {
     let request = json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 9, "stop_sequences": ["a", "b"] });
-    let request = MessagesRequest::parse(&request.to_string()).unwrap();
+    let request = MessagesRequest::parse(&request.to_string(), &Reading::new(true)).unwrap();
     let prompt = Usage { completion_tokens: 0, ..finish(Reason::Stop).usage };
     let mut writer = MessageWriter::new(id(), prompt, request.options.stop_strings.clone());
-    let mut events: Vec<Event> = chunks().iter().flat_map(|chunk| writer.chunk(chunk)).collect();
-    events.extend(writer.finish(&finish(Reason::Stop)));
+    let mut events: Vec<Event> = chunks().iter().flat_map(|chunk| writer.chunk(0, chunk)).collect();
+    events.extend(writer.finish(0, &finish(Reason::Stop)));
     let events = values(&events);
-    let whole: Value = serde_json::from_str(&writer.whole(&finish(Reason::Stop))).unwrap();
+    let whole: Value = serde_json::from_str(&writer.whole(&[finish(Reason::Stop)])).unwrap();
     let calls = [("Bern", "toolu_7_2"), ("Rome", "toolu_7_3")];
     let calls = calls.map(
         |(city, id)| json!({ "type": "tool_use", "id": id, "name": "weather", "input": { "city": city } }),
@@ -475,9 +478,9 @@ fn a_message_of_anthropic_streams_what_it_ends_with() {
         [(Reason::Length, "max_tokens"), (Reason::ContextFull, "model_context_window_exceeded")]
     {
         let mut writer = MessageWriter::new(id(), prompt, request.options.stop_strings.clone());
-        chunks().iter().for_each(|chunk| drop(writer.chunk(chunk)));
-        writer.finish(&finish(reason));
-        let whole: Value = serde_json::from_str(&writer.whole(&finish(reason))).unwrap();
+        chunks().iter().for_each(|chunk| drop(writer.chunk(0, chunk)));
+        writer.finish(0, &finish(reason));
+        let whole: Value = serde_json::from_str(&writer.whole(&[finish(reason)])).unwrap();
         assert_eq!(whole["stop_reason"], code);
     }
     for (reason, code) in [
@@ -488,7 +491,7 @@ fn a_message_of_anthropic_streams_what_it_ends_with() {
         (Reason::StopString, "stop_sequence"),
     ] {
         let mut writer = MessageWriter::new(id(), prompt, request.options.stop_strings.clone());
-        let events = values(&writer.finish(&finish(reason)));
+        let events = values(&writer.finish(0, &finish(reason)));
         assert_eq!(events[1]["delta"], json!({ "stop_reason": code, "stop_sequence": null }));
     }
 }
@@ -496,12 +499,13 @@ fn a_message_of_anthropic_streams_what_it_ends_with() {
 #[test]
 fn continuations_are_read_like_chat_completions() {
     let text = r#"{"prompt":"x","stream_options":{"include_usage":true}}"#;
-    let error = CompletionRequest::parse(text).unwrap_err();
+    let error = CompletionRequest::parse(text, &Reading::new(true)).unwrap_err();
     assert_eq!(error.to_string(), "stream_options is only for a request with stream");
     let text = text.replace("{\"prompt\"", "{\"stream\":true,\"prompt\"");
-    assert!(CompletionRequest::parse(&text).unwrap().include_usage);
+    assert!(CompletionRequest::parse(&text, &Reading::new(true)).unwrap().include_usage);
     for (written, seed) in [("7", Some(7)), ("-1", Some(u64::MAX)), ("0.5", None)] {
-        let request = CompletionRequest::parse(&format!(r#"{{"prompt":"x","seed":{written}}}"#));
+        let request =
+            CompletionRequest::parse(&format!(r#"{{"prompt":"x","seed":{written}}}"#), &Reading::new(true));
         assert_eq!(
             request.ok().map(|request| (request.seed, request.options.sampler.seed)),
             seed.map(|seed| (Some(seed), seed))

@@ -251,9 +251,11 @@ impl Conversation {
             if options.reseed {
                 sampler.restart(options.sampler.seed);
             }
+            sampler.set_bias(&options.logit_bias);
             return Ok(sampler);
         }
         let mut sampler = Sampler::new(&options.sampler, model.logits)?;
+        sampler.set_bias(&options.logit_bias);
         sampler.break_at_bytes(model.tokenizer, DRY_BREAKERS);
         Ok(sampler)
     }

@@ -59,6 +59,18 @@ pub struct Usage {
     pub forgotten_tokens: usize,
 }
 
+impl Usage {
+    /// That of several replies to the same prompt: its tokens count once, as known as in the first reply.
+    pub fn sum(replies: impl IntoIterator<Item = Usage>) -> Usage {
+        let add = |sum: Usage, one: Usage| Usage {
+            completion_tokens: sum.completion_tokens + one.completion_tokens,
+            reasoning_tokens: sum.reasoning_tokens + one.reasoning_tokens,
+            ..sum
+        };
+        replies.into_iter().reduce(add).unwrap_or_default()
+    }
+}
+
 /// The result of a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {

@@ -58,37 +58,68 @@ pub fn completion(
     logprobs: Option<&[TokenLogprob]>,
     tokenizer: &Tokenizer<'_>,
 ) -> String {
+    completion_of(id, &[(finish, logprobs)], tokenizer)
+}
+
+/// An answer in one piece with several choices, each with its log-probabilities if they were asked for.
+pub fn completion_of(
+    id: &CompletionId,
+    choices: &[(&Finish, Option<&[TokenLogprob]>)],
+    tokenizer: &Tokenizer<'_>,
+) -> String {
     let mut out = head(id, "chatcmpl-", "chat.completion");
+    out.push_str(",\"choices\":[");
+    for (index, (finish, logprobs)) in choices.iter().enumerate() {
+        out.push_str(if index == 0 { "" } else { "," });
+        choice(&call_id(id, index), index, finish, *logprobs, tokenizer, &mut out);
+    }
+    out.push_str("],\"usage\":");
+    usage(&Usage::sum(choices.iter().map(|(finish, _)| finish.usage)), &mut out);
+    out.push('}');
+    out
+}
+
+/// What the ids of a choice's calls begin with.
+fn call_id(id: &CompletionId, index: usize) -> String {
+    if index == 0 { id.id.clone() } else { format!("{}_{index}", id.id) }
+}
+
+fn choice(
+    id: &str,
+    index: usize,
+    finish: &Finish,
+    logprobs: Option<&[TokenLogprob]>,
+    tokenizer: &Tokenizer<'_>,
+    out: &mut String,
+) {
     let ChatMessage { content, reasoning, tool_calls, .. } = &finish.message;
-    out.push_str(",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":");
+    let _ = write!(out, "{{\"index\":{index},\"message\":{{\"role\":\"assistant\",\"content\":"); // a String takes everything
     if content.is_empty() && !tool_calls.is_empty() {
         out.push_str("null");
     } else {
-        json::string(content, &mut out);
+        json::string(content, out);
     }
     out.push_str(",\"refusal\":null");
     if let Some(reasoning) = reasoning {
         out.push_str(",\"reasoning\":");
-        json::string(reasoning, &mut out);
+        json::string(reasoning, out);
     }
     if !tool_calls.is_empty() {
         out.push_str(",\"tool_calls\":");
-        calls(&id.id, tool_calls, None, &mut out);
+        calls(id, tool_calls, None, out);
     }
     out.push_str("},\"logprobs\":");
-    measured(logprobs, tokenizer, &mut out);
+    measured(logprobs, tokenizer, out);
     out.push_str(",\"finish_reason\":");
-    json::string(finish_reason(finish), &mut out);
-    out.push_str("}],\"usage\":");
-    usage(&finish.usage, &mut out);
+    json::string(finish_reason(finish), out);
     out.push('}');
-    out
 }
 
 /// Writes a streamed answer, chunk by chunk.
 #[derive(Clone, Debug)]
 pub struct ChunkWriter {
     id: CompletionId,
+    index: usize,
     include_usage: bool,
     logprobs: bool,
     begun: bool,
@@ -100,7 +131,14 @@ impl ChunkWriter {
     pub fn new(id: CompletionId, request: &ChatCompletionRequest) -> ChunkWriter {
         let ChatCompletionRequest { include_usage, options, .. } = request;
         let (include_usage, logprobs) = (*include_usage, options.logprobs.is_some());
-        ChunkWriter { id, include_usage, logprobs, begun: false, calls: 0 }
+        ChunkWriter { id, index: 0, include_usage, logprobs, begun: false, calls: 0 }
+    }
+
+    /// The same for another choice of several.
+    #[must_use]
+    pub fn at(mut self, index: usize) -> ChunkWriter {
+        self.index = index;
+        self
     }
 
     /// The next chunk; `None` if there is nothing to say in one.
@@ -127,7 +165,8 @@ impl ChunkWriter {
         }
         if !chunk.tool_calls.is_empty() {
             delta.push_str("\"tool_calls\":");
-            calls(&self.id.id, &chunk.tool_calls, Some(self.calls), &mut delta);
+            let id = call_id(&self.id, self.index);
+            calls(&id, &chunk.tool_calls, Some(self.calls), &mut delta);
             delta.push(',');
             self.calls += chunk.tool_calls.len();
         }
@@ -138,7 +177,8 @@ impl ChunkWriter {
             return None;
         }
         let mut out = head(&self.id, "chatcmpl-", "chat.completion.chunk");
-        out.extend([",\"choices\":[{\"index\":0,\"delta\":{", &delta, "},\"logprobs\":"]);
+        let _ = write!(out, ",\"choices\":[{{\"index\":{},\"delta\":{{", self.index); // a String takes everything
+        out.extend([&*delta, "},\"logprobs\":"]);
         measured(logprobs, tokenizer, &mut out);
         out.push_str(",\"finish_reason\":null}]");
         close_chunk(self.include_usage, &mut out);
@@ -147,17 +187,28 @@ impl ChunkWriter {
 
     /// The last chunks.
     pub fn finish(&self, finish: &Finish) -> Vec<String> {
-        let mut chunks = Vec::new();
+        let mut chunks = Vec::from([self.end(finish)]);
+        chunks.extend(self.usage(&finish.usage));
+        chunks
+    }
+
+    /// The last chunk of a choice.
+    pub fn end(&self, finish: &Finish) -> String {
         let mut out = head(&self.id, "chatcmpl-", "chat.completion.chunk");
-        out.push_str(",\"choices\":[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":");
+        let index = self.index;
+        let _ = write!(
+            out,
+            ",\"choices\":[{{\"index\":{index},\"delta\":{{}},\"logprobs\":null,\"finish_reason\":"
+        ); // a String takes everything
         json::string(finish_reason(finish), &mut out);
         out.push_str("}]");
         close_chunk(self.include_usage, &mut out);
-        chunks.push(out);
-        if self.include_usage {
-            chunks.push(usage_chunk(head(&self.id, "chatcmpl-", "chat.completion.chunk"), &finish.usage));
-        }
-        chunks
+        out
+    }
+
+    /// The chunk that says what all choices took, if it is asked for.
+    pub fn usage(&self, usage: &Usage) -> Option<String> {
+        self.include_usage.then(|| usage_chunk(head(&self.id, "chatcmpl-", "chat.completion.chunk"), usage))
     }
 }
 

@@ -13,7 +13,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 /// Fields of a request.
-const FIELDS: &[&str] = &[
+pub const FIELDS: &[&str] = &[
     "messages",
     "model",
     "stream",
@@ -52,6 +52,9 @@ const MESSAGE_FIELDS: &[&str] = &[
     "role",
     "content",
     "reasoning",
+    // As other services call it.
+    "reasoning_content",
+    "reasoning_details",
     "tool_calls",
     "tool_call_id",
     // Taken and left aside.
@@ -88,16 +91,22 @@ impl ChatCompletionRequest {
     pub fn parse(text: &str) -> Result<ChatCompletionRequest> {
         let request = Object::request(text, FIELDS)?;
         request.only(&[("n", "1")])?;
+        ChatCompletionRequest::read(&request)
+    }
+
+    /// Reads a request with these fields, [`FIELDS`] among them. Does not read `n`.
+    ///
+    /// # Errors
+    /// As [`ChatCompletionRequest::parse`].
+    pub fn read(request: &Object<'_>) -> Result<ChatCompletionRequest> {
         let mut options = TurnOptions::default();
         let seed = request.sampling(&mut options.sampler)?;
-        let max_tokens = request.count("max_tokens")?;
-        let max_tokens = request.count("max_completion_tokens")?.or(max_tokens);
-        // More than the address space is as good as no bound.
-        options.max_tokens = max_tokens.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
+        let max_tokens = max_tokens(request, "max_tokens")?;
+        options.max_tokens = self::max_tokens(request, "max_completion_tokens")?.or(max_tokens);
         options.stop_strings = request.read_as("stop", stop)?;
         let top_logprobs = request.read_as("top_logprobs", top_logprobs)?;
         let logprobs = request.boolean("logprobs")?;
-        if let Some(top) = request.get("top_logprobs").filter(|_| !logprobs) {
+        if let Some(top) = request.get("top_logprobs").filter(|top| !logprobs && !top.leave()) {
             return Err(top.refused("is only for a request with logprobs"));
         }
         options.logprobs = logprobs.then_some(top_logprobs);
@@ -108,7 +117,7 @@ impl ChatCompletionRequest {
                 function.object(&["name"], "must be an object with a name")?.string("name")
             })?;
         }
-        parallel_calls(&request, &mut options)?;
+        parallel_calls(request, &mut options)?;
         options.response_format = request.read_as("response_format", response_format)?;
         let effort = request.read_as("reasoning_effort", effort)?;
         options.thinking = request.get("thinking").map_or(Ok(effort), |field| thinking(&field))?;
@@ -125,10 +134,23 @@ impl ChatCompletionRequest {
             return Err(field.refused("must have at least one message"));
         }
         results.sort(&mut messages);
-        let (stream, include_usage) = streaming(&request)?;
+        let (stream, include_usage) = streaming(request)?;
         let model = request.string("model")?;
         Ok(ChatCompletionRequest { messages, options, seed, model, stream, include_usage })
     }
+}
+
+/// Reads a maximum number of tokens, of which -1 is none.
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
+#[inline(never)]
+pub fn max_tokens(request: &Object<'_>, name: &'static str) -> Result<Option<usize>> {
+    if request.get(name).is_some_and(|field| field.value.text() == "-1") {
+        return Ok(None);
+    }
+    // More than the address space is as good as no bound.
+    Ok(request.count(name)?.map(|max| usize::try_from(max).unwrap_or(usize::MAX)))
 }
 
 /// Whether the answer is streamed, and whether a last chunk says what it took.
@@ -140,8 +162,13 @@ pub fn streaming(request: &Object<'_>) -> Result<(bool, bool)> {
     let stream = request.boolean("stream")?;
     let Some(field) = request.get("stream_options") else { return Ok((stream, false)) };
     let options = field.object(&["include_usage", "include_obfuscation"], "must be an object")?;
-    options.only(&[("include_obfuscation", "false")])?;
+    if !options.get("include_obfuscation").is_some_and(|field| field.asks_nothing() || field.leave()) {
+        options.only(&[("include_obfuscation", "false")])?;
+    }
     let include_usage = options.boolean("include_usage")?;
+    if !stream && field.leave() {
+        return Ok((stream, false));
+    }
     if !stream {
         return Err(field.refused("is only for a request with stream"));
     }
@@ -171,31 +198,53 @@ pub fn stop(field: &Field<'_>) -> Result<Vec<String>> {
     Ok(stops)
 }
 
-/// Reads functions, each within a tool or by itself. Their descriptions are taken whole, for the template and the grammar.
+/// Reads functions, each within a tool or by itself. Their descriptions are taken whole, for the template and the grammar, or
+/// without the fields that are left aside. So are tools of other types, beside functions.
 #[inline(never)]
 fn tools(field: &Field<'_>) -> Result<Vec<String>> {
     let mut tools = Vec::new();
+    let mut others = Vec::new();
     field.each("must be an array of functions", &mut |tool| {
         let problem = "must be a function";
         let member = |name: &str| tool.value.get(name).filter(|value| !value.is_null());
         let kind = member("type");
         if kind.is_some_and(|kind| kind.as_string().as_deref() != Some("function")) {
-            return Err(tool.unsupported("tools of type function"));
+            others.push(tool);
+            return Ok(());
         }
         let within = match (kind, member("function")) {
             (None, None) => None,
             (Some(_), None) => return Err(tool.refused("has no function")),
-            (_, Some(_)) => tool.object(&["type", "function"], problem)?.get("function"),
+            (_, Some(_)) => Some(tool.object(&["type", "function"], problem)?),
         };
-        let function = within.as_ref().unwrap_or(&tool);
+        let function = within.as_ref().and_then(|within| within.get("function"));
+        let function = function.as_ref().unwrap_or(&tool);
         let given = function.object(&["name", "description", "parameters", "strict"], problem)?;
         given.string("name")?.ok_or_else(|| function.refused("has no name"))?;
         given.string("description")?;
         check_arguments(given.get("parameters").as_ref(), given.get("strict").as_ref())?;
-        tools.push(tool.value.text().into());
+        tools.push(match within {
+            Some(within) if within.is_whole() && given.is_whole() => tool.value.text().into(),
+            Some(_) => format!("{{\"type\": \"function\", \"function\": {}}}", given.text()),
+            None if given.is_whole() => tool.value.text().into(),
+            None => given.text(),
+        });
         Ok(())
     })?;
+    leave_tools(&others, tools.is_empty())?;
     Ok(tools)
+}
+
+/// Leaves aside tools that are no functions, unless there are no others.
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
+#[inline(never)]
+pub fn leave_tools(others: &[Field<'_>], alone: bool) -> Result<()> {
+    match others.iter().find(|tool| alone || !tool.leave()) {
+        Some(tool) => Err(tool.unsupported("tools of type function")),
+        None => Ok(()),
+    }
 }
 
 /// Reads a choice of tools. `name` finds the function that an object names in its field `holder`.
@@ -242,6 +291,13 @@ pub fn has_tools(choice: &Field<'_>, options: &TurnOptions) -> Result<()> {
 
 #[inline(never)]
 fn response_format(field: &Field<'_>) -> Result<ResponseFormat> {
+    // Of llama.cpp, beside OpenAI's.
+    let is_object = field.value.get("type").and_then(Value::as_string).as_deref() == Some("json_object");
+    let schema =
+        if is_object || field.value.get("json_schema").is_none() { field.value.get("schema") } else { None };
+    if let Some(schema) = schema.filter(|schema| schema.is_object() && field.is_lenient()) {
+        return Ok(ResponseFormat::JsonSchema(schema.text().into()));
+    }
     let known = &["type", "json_schema", "choices", "pattern", "grammar"];
     let format = field.object(known, "must be an object")?;
     let part =
@@ -303,8 +359,16 @@ fn thinking(field: &Field<'_>) -> Result<Thinking> {
     if let Some(thinks) = field.value.as_bool() {
         return Ok(if thinks { Thinking::On } else { Thinking::Off });
     }
-    let thinking = field.object(&["budget"], "must be true, false or an object with a budget")?;
-    let budget = thinking.number("budget")?.filter(|budget| *budget >= 0.0);
+    let problem = "must be true, false or an object with a budget";
+    let thinking = field.object(&["budget", "type", "budget_tokens"], problem)?;
+    let budget = thinking.number("budget")?.or(thinking.number("budget_tokens")?);
+    match (thinking.string("type")?.as_deref(), budget) {
+        (Some("disabled"), _) => return Ok(Thinking::Off),
+        (Some("enabled" | "adaptive"), None) => return Ok(Thinking::On),
+        (Some("enabled" | "adaptive") | None, _) => {}
+        (Some(_), _) => return Err(field.refused_within("type", "must be enabled, disabled or adaptive")),
+    }
+    let budget = budget.filter(|budget| *budget >= 0.0);
     let budget = budget.ok_or_else(|| refused("thinking.budget", "must be a number of tokens"))?;
     // The first whole number of tokens that is not less.
     Ok(Thinking::Budget(libm::ceil(budget) as usize))
@@ -326,12 +390,18 @@ fn message(
         Some("tool") => Role::Tool,
         Some(_) => {
             let problem = "must be system, developer, user, assistant or tool";
-            return Err(refused(&format!("{}.role", field.place), problem));
+            return Err(field.refused_within("role", problem));
         }
         None => return Err(field.refused(no_role)),
     };
+    if role == Role::User && given.get("content").is_none() {
+        return Err(field.refused_within("content", "is missing"));
+    }
     let mut message = ChatMessage::new(role, given.read_as("content", text_of)?);
-    message.reasoning = given.string("reasoning")?;
+    message.reasoning = match (given.string("reasoning")?, given.string("reasoning_content")?) {
+        (None, None) => given.read_as("reasoning_details", reasoning_details)?,
+        (reasoning, other) => reasoning.or(other),
+    };
     if let Some(calls) = given.get("tool_calls") {
         let problem = "must be an array of calls, each with a function that has a name and arguments";
         let mut ids = Vec::new();
@@ -356,10 +426,23 @@ fn message(
     Ok(())
 }
 
+/// Thoughts in parts, of which only those with a text have anything that a model reads.
+#[inline(never)]
+fn reasoning_details(field: &Field<'_>) -> Result<Option<String>> {
+    let mut all = None;
+    field.each("must be an array", &mut |part| {
+        if let Some(text) = part.value.get("text").and_then(Value::as_string) {
+            all.get_or_insert_with(String::new).push_str(&text);
+        }
+        Ok(())
+    })?;
+    Ok(all)
+}
+
 /// A text, or parts of one, which are joined; there is nothing that could look at others.
 #[inline(never)]
 fn text_of(content: &Field<'_>) -> Result<String> {
-    text_parts(content, &["text"], &["type", "text"])
+    text_parts(content, &["text", "refusal"], &["type", "text", "refusal"])
 }
 
 /// A text, or parts of these types, with these fields, which are joined.
@@ -377,7 +460,12 @@ pub fn text_parts(content: &Field<'_>, kinds: &[&str], known: &[&str]) -> Result
         let kind = part.value.get("type").and_then(Value::as_string);
         match kind.as_deref() {
             Some(kind) if kinds.contains(&kind) => {
-                let text = part.object(known, problem)?.string("text")?;
+                let part_of = part.object(known, problem)?;
+                let text = part_of.string(match kind {
+                    "refusal" => kind,
+                    "tool_reference" => "tool_name",
+                    _ => "text",
+                })?;
                 all.push_str(&text.ok_or_else(|| part.refused("has no text"))?);
             }
             Some(_) => return Err(part.unsupported("parts of type text: the model reads text only")),
@@ -408,7 +496,7 @@ pub fn check_arguments(parameters: Option<&Field<'_>>, strict: Option<&Field<'_>
 /// As [`ChatCompletionRequest::parse`].
 pub fn parse_messages(text: &str) -> Result<Vec<ChatMessage>> {
     let mut messages = Vec::new();
-    let all = Field { place: "messages".into(), value: Value::parse(text)? };
+    let all = Field { place: "messages".into(), value: Value::parse(text)?, reading: None };
     all.each("must be an array", &mut |one| message(&one, &mut messages, None))?;
     Ok(messages)
 }

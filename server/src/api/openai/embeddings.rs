@@ -5,12 +5,12 @@ use crate::api::dialect::{EmbeddingRequest, EmbeddingWriter, Input};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::json;
-use shohin::core::chat::fields::{Object, refused};
+use shohin::core::chat::fields::{Object, Reading, refused};
 use shohin::core::{Error, Result};
 use std::fmt::Write;
 
 /// Fields of a request for embeddings.
-const EMBEDDING_FIELDS: &[&str] = &["input", "model", "encoding_format", "user"];
+const EMBEDDING_FIELDS: &[&str] = &["input", "model", "encoding_format", "dimensions", "user"];
 
 /// Maximum number of texts of a request for embeddings, as in OpenAI's reference: a request of a few bytes each would ask for an answer
 /// thousands of times as long.
@@ -32,8 +32,9 @@ impl EmbeddingsRequest {
     ///
     /// # Errors
     /// As [`ChatCompletionRequest::parse`](shohin::core::chat::openai::ChatCompletionRequest::parse).
-    pub(crate) fn parse(text: &str) -> Result<EmbeddingsRequest> {
-        let request = Object::request(text, EMBEDDING_FIELDS)?;
+    pub(crate) fn parse(text: &str, reading: &Reading) -> Result<EmbeddingsRequest> {
+        let request = Object::request_with(text, EMBEDDING_FIELDS, Some(reading))?;
+        request.refuse(&[("dimensions", "vectors of the model's size")])?;
         let input =
             request.get("input").ok_or_else(|| refused("input", "must be a text or an array of texts"))?;
         let input = inputs(&input)?;

@@ -3,6 +3,7 @@
 mod chat;
 mod completions;
 mod embeddings;
+mod extras;
 mod input;
 mod responses;
 
@@ -45,15 +46,21 @@ impl Dialect for OpenAi {
             Route { path: "/v1/chat/completions", action: Action::Reply(chat::read) },
             Route {
                 path: "/v1/responses",
-                action: Action::Reply(|text| Ok(responses::ResponsesRequest::parse(text)?.into())),
+                action: Action::Reply(|text, reading| {
+                    Ok(responses::ResponsesRequest::parse(text, reading)?.into())
+                }),
             },
             Route {
                 path: "/v1/completions",
-                action: Action::Reply(|text| Ok(completions::CompletionRequest::parse(text)?.into())),
+                action: Action::Reply(|text, reading| {
+                    Ok(completions::CompletionRequest::parse(text, reading)?.into())
+                }),
             },
             Route {
                 path: "/v1/embeddings",
-                action: Action::Embed(|text| Ok(embeddings::EmbeddingsRequest::parse(text)?.into())),
+                action: Action::Embed(|text, reading| {
+                    Ok(embeddings::EmbeddingsRequest::parse(text, reading)?.into())
+                }),
             },
             Route { path: "/v1/models", action: Action::Models(list) },
             Route { path: "/v1/models/{*name}", action: Action::Model(describe) },

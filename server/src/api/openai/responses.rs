@@ -1,6 +1,7 @@
 //! Requests and answers of OpenAI's Responses.
 //!
-//! Nothing is stored: `store` and `previous_response_id` are refused. Tools are functions. `reasoning.effort` of `none`
+//! Nothing is stored: `previous_response_id` and references to items are refused. Tools are functions; others beside them are left
+//! aside. `reasoning.effort` of `none`
 //! or `minimal` answers at once, any other one reasons without a limit; `truncation` of `auto` leaves out the oldest
 //! exchanges.
 
@@ -8,9 +9,11 @@ use super::{CHAT, code, kind};
 use crate::api::dialect::{Begun, Event, PromptInput, ReplyRequest, ReplyWriter};
 use crate::api::tools::tool_text;
 use crate::error::{ApiError, Fields};
-use shohin::core::chat::fields::{Field, Object, refused};
+use shohin::core::chat::fields::{Field, Object, Reading, refused};
 use shohin::core::chat::openai::CompletionId;
-use shohin::core::chat::openai::request::{choose_tools, effort, parallel_calls, text_parts};
+use shohin::core::chat::openai::request::{
+    choose_tools, effort, leave_tools, max_tokens, parallel_calls, text_parts,
+};
 use shohin::core::chat::{
     ChatMessage, Chunk, Finish, FunctionCall, OverflowPolicy, ResponseFormat, Role, Thinking, ToolResults,
     TurnOptions, Usage,
@@ -41,6 +44,8 @@ const FIELDS: &[&str] = &[
     "store",
     "background",
     "previous_response_id",
+    "conversation",
+    "prompt",
     "metadata",
     // For a service's own use: taken and left aside.
     "stream_options",
@@ -87,21 +92,25 @@ impl ResponsesRequest {
     ///
     /// # Errors
     /// As [`ChatCompletionRequest::parse`](shohin::core::chat::openai::ChatCompletionRequest::parse).
-    pub(crate) fn parse(text: &str) -> Result<ResponsesRequest> {
-        let request = Object::request(text, FIELDS)?;
-        request.only(&[("store", "false"), ("background", "false")])?;
+    pub(crate) fn parse(text: &str, reading: &Reading) -> Result<ResponsesRequest> {
+        let request = Object::request_with(text, FIELDS, Some(reading))?;
+        if !request.get("store").is_some_and(|store| store.value.as_bool() == Some(true) && store.leave()) {
+            request.only(&[("store", "false")])?;
+        }
+        request.only(&[("background", "false")])?;
         if let Some(include) = request.get("include") {
-            let refuse = &mut |one: Field<'_>| Err(one.unsupported("an include without it"));
-            include.each("must be an array", refuse)?;
+            include.each("must be an array", &mut |one| match one.leave() {
+                true => Ok(()),
+                false => Err(one.unsupported("an include without it")),
+            })?;
         }
-        if let Some(field) = request.get("previous_response_id") {
-            return Err(field.unsupported("the earlier messages in input, as nothing is stored"));
-        }
+        let stored = "the earlier messages in input, as nothing is stored";
+        let prompt = "the prompt's text in instructions and input, as nothing is stored";
+        request.refuse(&[("previous_response_id", stored), ("conversation", stored), ("prompt", prompt)])?;
         let mut options = TurnOptions::default();
         // It has no field for a seed.
         request.sampling(&mut options.sampler)?;
-        let max_tokens = request.count("max_output_tokens")?;
-        options.max_tokens = max_tokens.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
+        options.max_tokens = max_tokens(&request, "max_output_tokens")?;
         options.tools = request.read_as("tools", tools)?;
         if let Some(choice) = request.get("tool_choice") {
             choose_tools(&choice, &mut options, "name", |chosen| chosen.string("name"))?;
@@ -139,12 +148,14 @@ impl From<ResponsesRequest> for ReplyRequest {
     fn from(request: ResponsesRequest) -> ReplyRequest {
         let ResponsesRequest { messages, options, model, stream, repeated } = request;
         ReplyRequest {
-            prompt: PromptInput::Messages(messages),
+            prompts: Vec::from([PromptInput::Messages(messages)]),
+            n: 1,
             options,
+            score: None,
             seed: None,
             model,
             stream,
-            fields: &PLACES,
+            fields: PLACES,
             writer: Box::new(move |Begun { id, .. }| Box::new(ResponseWriter::new(id, repeated))),
         }
     }
@@ -182,23 +193,26 @@ fn item(
                 Some("user") => Role::User,
                 Some("assistant") => Role::Assistant,
                 Some(_) | None => {
-                    let problem = "must be system, developer, user or assistant";
-                    return Err(refused(&format!("{}.role", field.place), problem));
+                    return Err(field.refused_within("role", "must be system, developer, user or assistant"));
                 }
             };
             let content = given.get("content").ok_or_else(|| field.refused("has no content"))?;
-            let known = &["type", "text", "annotations", "logprobs", "parsed"];
-            let text = text_parts(&content, &["input_text", "output_text", "text"], known)?;
+            let known = &["type", "text", "refusal", "annotations", "logprobs", "parsed"];
+            let text = text_parts(&content, &["input_text", "output_text", "text", "refusal"], known)?;
             let mut message = ChatMessage::new(role, text);
             if role == Role::Assistant {
                 message.reasoning = thoughts.take();
             }
             messages.push(message);
         }
-        Some("function_call") => {
-            let known = &["type", "id", "call_id", "name", "arguments", "status", "parsed_arguments"];
+        Some("function_call" | "custom_tool_call") => {
+            let known =
+                &["type", "id", "call_id", "name", "arguments", "input", "status", "parsed_arguments"];
             let given = field.object(known, "")?;
-            let read = given.string("name")?.zip(given.string("arguments")?);
+            // That of a tool that is no function has a text.
+            let text = |input: String| serde_json::json!({ "input": input }).to_string();
+            let arguments = given.string("arguments")?.or(given.string("input")?.map(text));
+            let read = given.string("name")?.zip(arguments);
             let (name, arguments) = read.ok_or_else(|| field.refused("must have a name and arguments"))?;
             let call = FunctionCall { name, arguments };
             results.calls(messages, [given.string("call_id")?]);
@@ -211,7 +225,7 @@ fn item(
                 }),
             }
         }
-        Some("function_call_output") => {
+        Some("function_call_output" | "custom_tool_call_output") => {
             let given = field.object(&["type", "id", "call_id", "output", "status"], "")?;
             let output = given.get("output").ok_or_else(|| field.refused("has no output"))?;
             let text = text_parts(&output, &["input_text", "output_text", "text"], &["type", "text"])?;
@@ -226,6 +240,10 @@ fn item(
                 .read_as("content", |content| text_parts(content, kinds, &["type", "text"]))?;
             *thoughts = Some(text).filter(|text| !text.is_empty());
         }
+        Some("item_reference") => {
+            let expected = "the item itself, as nothing is stored: set store to false in the client";
+            return Err(field.unsupported(expected));
+        }
         Some(_) => {
             return Err(
                 field.unsupported("items of type message, function_call, function_call_output or reasoning")
@@ -236,10 +254,11 @@ fn item(
 }
 
 fn tools(field: &Field<'_>) -> Result<Vec<String>> {
-    let mut tools = Vec::new();
+    let (mut tools, mut others) = (Vec::new(), Vec::new());
     field.each("must be an array of functions", &mut |tool| {
         if tool.value.get("type").and_then(json::Value::as_string).as_deref() != Some("function") {
-            return Err(tool.unsupported("tools of type function"));
+            others.push(tool);
+            return Ok(());
         }
         let given = tool.object(&["type", "name", "description", "parameters", "strict"], "")?;
         let name = given.get("name").ok_or_else(|| tool.refused("has no name"))?;
@@ -248,6 +267,7 @@ fn tools(field: &Field<'_>) -> Result<Vec<String>> {
         tools.push(tool_text(&name, description.as_ref(), parameters.as_ref(), strict.as_ref())?);
         Ok(())
     })?;
+    leave_tools(&others, tools.is_empty())?;
     Ok(tools)
 }
 
@@ -306,7 +326,7 @@ pub(crate) struct ResponseWriter {
 }
 
 impl ReplyWriter for ResponseWriter {
-    fn chunk(&mut self, chunk: &Chunk) -> Vec<Event> {
+    fn chunk(&mut self, _: usize, chunk: &Chunk) -> Vec<Event> {
         let mut events = Vec::new();
         self.begin(&mut events);
         self.text(Kind::Reasoning, &chunk.reasoning, &mut events);
@@ -317,7 +337,7 @@ impl ReplyWriter for ResponseWriter {
         events
     }
 
-    fn finish(&mut self, finish: &Finish) -> Vec<Event> {
+    fn finish(&mut self, _: usize, finish: &Finish) -> Vec<Event> {
         let mut events = Vec::new();
         self.begin(&mut events);
         if self.output.is_empty() && self.open.is_none() {
@@ -343,9 +363,12 @@ impl ReplyWriter for ResponseWriter {
         self.named("error", &members)
     }
 
-    fn whole(&mut self, finish: &Finish) -> String {
-        drop(self.finish(finish));
-        self.response(Some(finish))
+    fn whole(&mut self, replies: &[Finish]) -> String {
+        let finish = replies.first();
+        if let Some(finish) = finish {
+            drop(self.finish(0, finish));
+        }
+        self.response(finish)
     }
 }
 
