@@ -6,7 +6,7 @@ use crate::api::{
 };
 use crate::app::{App, Asked, Updates, random};
 use crate::engine::Update;
-use crate::error::ApiError;
+use crate::error::{ApiError, Fields};
 use crate::page;
 use axum::Router;
 use axum::body::Bytes;
@@ -19,9 +19,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
 use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
-use shohin::Model;
 use shohin::core;
 use shohin::core::chat::fields::{Object, Reading, refused};
+use shohin::core::constrain::Grammar;
+use shohin::{Model, TurnOptions};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -207,6 +208,16 @@ fn read<T>(app: &App, read: Read<T>, text: &str) -> Result<(T, LeftAside), ApiEr
 struct LeftAside(Vec<String>);
 
 impl LeftAside {
+    /// Adds what is not supported of the schemas of tools that need not be followed.
+    fn add_tools(&mut self, options: &TurnOptions, fields: &Fields) {
+        for (i, tool) in options.tools.iter().enumerate() {
+            // What is wrong with a tool is said when the reply begins.
+            let left_out = Grammar::left_out(tool).unwrap_or_default();
+            let place = |pointer| format!("tools[{i}].{}{pointer}", (fields.tool)(tool));
+            self.0.extend(left_out.into_iter().map(place));
+        }
+    }
+
     /// Adds their header to an answer.
     fn tell(self, mut answer: Response) -> Response {
         let mut text = String::new();
@@ -230,9 +241,10 @@ impl LeftAside {
 async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Response, ApiError> {
     let text = text(body)?;
     let (text, lora) = api::take_adapters(&text)?;
-    let (request, left) = self::read(&app, read, &text)?;
+    let (request, mut left) = self::read(&app, read, &text)?;
     let ReplyRequest { prompts, n, options, score, seed, model, stream, fields, writer } = request;
     let adapters = app.choose(model.as_ref(), lora)?;
+    left.add_tools(&options, &fields);
     let biased: Vec<u32> = options.logit_bias.iter().map(|(token, _)| *token).collect();
     let in_request = |error: ApiError| error.in_request(&options, &fields);
     app.model.check_tokens(&biased).map_err(|error| ApiError::from(error).at_field("logit_bias"))?;

@@ -15,6 +15,7 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::cell::RefCell;
 
 /// Maximum number of bytes of a schema.
 const MAX_BYTES: usize = 1 << 18;
@@ -26,6 +27,10 @@ const MAX_REFERENCES: usize = 512;
 const MAX_ONE_OF: usize = 64;
 /// Maximum number of bytes searched to resolve references.
 const MAX_SEARCH: usize = 1 << 27;
+/// Maximum number of keywords that are left out of one schema.
+const MAX_LEFT_OUT: usize = 64;
+/// Maximum number of schemas that are merged into one.
+const MAX_MERGED: usize = 64;
 /// Maximum number of values of one `enum`.
 const MAX_VALUES: usize = 4096;
 /// Digits of a constant: a float holds every whole number with as many.
@@ -99,6 +104,11 @@ impl<'t> Value<'t> {
         }
         members.retain(|(name, _)| !name.is_empty());
         Some(members)
+    }
+
+    /// The value of a keyword without its quotes.
+    fn of(telling: &[(&'t str, Value<'t>)], name: &str) -> Option<Value<'t>> {
+        telling.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
 
     fn get(members: &[(&'t str, Value<'t>)], name: &str) -> Option<Value<'t>> {
@@ -295,15 +305,26 @@ impl Builder {
     }
 
     /// The node of the arguments of a function, tool number `index`; see [`Grammar::calls_with`].
-    fn arguments(&mut self, index: u32, function: &Function<'_>, follow: bool) -> Result<NodeId> {
+    fn arguments(
+        &mut self,
+        index: u32,
+        function: &Function<'_>,
+        follow: bool,
+        left_out: &mut Vec<String>,
+    ) -> Result<NodeId> {
         let Some(schema) = function.parameters.filter(|_| function.strict.unwrap_or(follow)) else {
             return Ok(self.object());
         };
+        if function.strict.is_some() {
+            let built = self.schema(schema).and_then(|root| self.objects_of(root));
+            return built.map_err(|error| error.of_tool(index));
+        }
         let (nodes, any, text) = (self.nodes.len(), self.any, self.text);
-        match self.schema(schema).and_then(|root| self.objects_of(root)) {
-            Err(Error::Unsupported { .. } | Error::Limit { .. }) if function.strict.is_none() => {
+        match self.lenient_schema(schema, left_out).and_then(|root| self.objects_of(root)) {
+            Err(Error::Unsupported { .. } | Error::Limit { .. }) => {
                 self.nodes.truncate(nodes);
                 (self.any, self.text) = (any, text);
+                left_out.push(String::new());
                 Ok(self.object())
             }
             built => built.map_err(|error| error.of_tool(index)),
@@ -351,13 +372,39 @@ impl Builder {
 
     /// The node of the schema `text`.
     pub(super) fn schema(&mut self, text: &str) -> Result<NodeId> {
-        if text.len() > MAX_BYTES {
-            return limit("length of the schema", text.len(), MAX_BYTES);
+        let sound = sound(text)?;
+        self.compile(Value(&sound), &mut Vec::new(), false).0
+    }
+
+    /// The node of the schema `text` without what is not supported, whose JSON pointers are added to `left_out`.
+    fn lenient_schema(&mut self, text: &str, left_out: &mut Vec<String>) -> Result<NodeId> {
+        let sound = sound(text)?;
+        let (nodes, any, kept) = (self.nodes.len(), self.any, self.text);
+        let mut left = Vec::new();
+        loop {
+            let (error, place) = match self.compile(Value(&sound), &mut left, true) {
+                (Ok(root), _) => {
+                    left_out.extend(left.into_iter().map(|left| left.pointer));
+                    return Ok(root);
+                }
+                (Err(error), place) => (error, place),
+            };
+            match place {
+                Some(place) if left.len() < MAX_LEFT_OUT && !left.contains(&place) => left.push(place),
+                Some(_) | None => return Err(error),
+            }
+            self.nodes.truncate(nodes);
+            (self.any, self.text) = (any, kept);
         }
-        let mut sound = String::with_capacity(text.len());
-        json::reformat(text, &mut sound)?;
-        json::refuse_lone_surrogates(text)?;
-        let root = Value(&sound);
+    }
+
+    /// The node of a schema without what is `left` out, or why it is refused, and what of it could be left out.
+    fn compile(
+        &mut self,
+        root: Value<'_>,
+        left: &mut Vec<LeftOut>,
+        lenient: bool,
+    ) -> (Result<NodeId>, Option<LeftOut>) {
         let mut compiler = Compiler {
             builder: self,
             root,
@@ -365,17 +412,41 @@ impl Builder {
             queue: Vec::new(),
             search: MAX_SEARCH,
             path: String::new(),
+            lenient,
+            left: core::mem::take(left),
+            refused: RefCell::new(None),
         };
-        let id = compiler.reference("#")?;
-        // References can form a long chain or a cycle.
-        while let Some((path, schema, id)) = compiler.queue.pop() {
-            compiler.path = path;
-            let target = compiler.compile(schema, 0)?;
-            if let Some(node) = compiler.builder.nodes.get_mut(id as usize) {
-                *node = Node::Any(vec![target]);
-            }
-        }
-        Ok(id)
+        let built = compiler.all();
+        let (place, found) = (compiler.refused.take(), compiler.left);
+        *left = found;
+        (built, place)
+    }
+}
+
+/// The schema in one spelling.
+fn sound(text: &str) -> Result<String> {
+    if text.len() > MAX_BYTES {
+        return limit("length of the schema", text.len(), MAX_BYTES);
+    }
+    let mut sound = String::with_capacity(text.len());
+    json::reformat(text, &mut sound)?;
+    json::refuse_lone_surrogates(text)?;
+    Ok(sound)
+}
+
+/// What is left out of a schema.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LeftOut {
+    /// The address of its text, or of a part of it.
+    at: usize,
+    /// The whole JSON pointer.
+    pointer: String,
+}
+
+impl LeftOut {
+    fn is_within(&self, value: Value<'_>) -> bool {
+        let start = value.0.as_ptr().addr();
+        (start..start + value.0.len()).contains(&self.at)
     }
 }
 
@@ -390,6 +461,11 @@ struct Compiler<'b, 't> {
     search: usize,
     /// The JSON pointer of the current schema.
     path: String,
+    /// Whether `nullable` and `oneOf` are read as most programs do, rather than refused.
+    lenient: bool,
+    left: Vec<LeftOut>,
+    /// What was refused last.
+    refused: RefCell<Option<LeftOut>>,
 }
 
 /// A part of a URI's fragment as text (RFC 6901, section 6); `None` if it is malformed.
@@ -405,6 +481,20 @@ fn percent_decoded(part: &str) -> Option<Cow<'_, str>> {
 }
 
 impl<'t> Compiler<'_, 't> {
+    /// The node of the whole.
+    fn all(&mut self) -> Result<NodeId> {
+        let id = self.reference("#")?;
+        // References can form a long chain or a cycle.
+        while let Some((path, schema, id)) = self.queue.pop() {
+            self.path = path;
+            let target = self.compile(schema, 0)?;
+            if let Some(node) = self.builder.nodes.get_mut(id as usize) {
+                *node = Node::Any(vec![target]);
+            }
+        }
+        Ok(id)
+    }
+
     fn unsupported<T>(&self, keyword: &str, found: Value<'_>, expected: &'static str) -> Result<T> {
         Err(self.refusal(keyword, found, expected))
     }
@@ -412,6 +502,9 @@ impl<'t> Compiler<'_, 't> {
     #[cold]
     #[inline(never)]
     fn refusal(&self, keyword: &str, found: Value<'_>, expected: &'static str) -> Error {
+        let at = found.0.as_ptr().addr();
+        let whole = alloc::format!("{}/{keyword}", self.path);
+        *self.refused.borrow_mut() = Some(LeftOut { at, pointer: whole });
         let found = Name::new(found.spelled().unwrap_or(found.0));
         error!(Unsupported { key: pointer(&self.path, keyword), found, expected })
     }
@@ -484,54 +577,252 @@ impl<'t> Compiler<'_, 't> {
         if self.builder.nodes.len() > MAX_NODES {
             return limit("size of the schema", self.builder.nodes.len(), MAX_NODES);
         }
-        let members = match schema.0 {
-            "true" => return Ok(self.builder.any()),
-            "false" => return Ok(self.builder.add(Node::Any(Vec::new()))),
-            _ => match schema.members() {
-                Some(members) => members,
-                None => return self.unsupported("", schema, "a schema: an object, true or false"),
-            },
+        if schema.0 == "true" || self.left.iter().any(|left| left.at == schema.0.as_ptr().addr()) {
+            return Ok(self.builder.any());
+        }
+        if schema.0 == "false" {
+            return Ok(self.builder.add(Node::Any(Vec::new())));
+        }
+        let Some(members) = schema.members() else {
+            return self.unsupported("", schema, "a schema: an object, true or false");
         };
-        let get = |name| Value::get(&members, name);
-        // All keywords that restrict the value, in the order of the schema.
-        let mut telling: Vec<(&str, Value<'t>)> = Vec::new();
-        for &(spelled, value) in &members {
+        let nullable = Value::get(&members, "nullable").is_some_and(|value| value.0 == "true");
+        let node = self.members(members, nesting)?;
+        if !nullable {
+            return Ok(node);
+        }
+        // Of OpenAPI; it was refused otherwise.
+        let null = self.builder.texts(["null"]);
+        Ok(self.builder.add(Node::Any(vec![node, null])))
+    }
+
+    /// The keywords of a schema that restrict the value and are not left out, in the order of the schema.
+    fn telling(&self, members: Vec<(&'t str, Value<'t>)>) -> Result<Vec<(&'t str, Value<'t>)>> {
+        let mut telling = Vec::new();
+        for (spelled, value) in members {
             let name = Value(spelled).spelled().unwrap_or("");
-            let known = matches!(name, "type" | "enum" | "const" | "anyOf" | "oneOf" | "allOf" | "$ref")
-                || OF_KIND.iter().any(|(_, keywords)| keywords.contains(&name));
+            let schemas = matches!(name, "properties" | "items" | "additionalProperties" | "prefixItems")
+                || matches!(name, "anyOf" | "oneOf" | "allOf");
+            let is_left = |left: &LeftOut| match schemas {
+                // What is within them is left out by itself.
+                true => left.at == value.0.as_ptr().addr(),
+                false => left.is_within(value),
+            };
+            if self.left.iter().any(is_left) {
+                continue;
+            }
+            let known =
+                matches!(name, "type" | "enum" | "const" | "anyOf" | "oneOf" | "allOf" | "$ref" | "not")
+                    || OF_KIND.iter().any(|(_, keywords)| keywords.contains(&name));
+            let is_ignored = match name {
+                "uniqueItems" => value.0 == "false",
+                "nullable" => value.0 == "false" || self.lenient && value.0 == "true",
+                "$id" => self.path.is_empty(),
+                _ => REMARKS.contains(&name),
+            };
             if known {
                 telling.push((name, value));
-            } else if !REMARKS.contains(&name) || (name == "$id" && !self.path.is_empty()) {
+            } else if !is_ignored {
                 return self.unsupported(name, value, "a schema without it");
             }
         }
-        let patterns = self.patterns(&members);
+        Ok(telling)
+    }
+
+    /// Replaces references that have something beside them, and all of `allOf`, by what they stand for.
+    fn merged(
+        &mut self,
+        mut telling: Vec<(&'t str, Value<'t>)>,
+        merges: &mut usize,
+    ) -> Result<Vec<(&'t str, Value<'t>)>> {
+        loop {
+            let is_one = |(name, _): &(&str, Value<'_>)| matches!(*name, "$ref" | "allOf");
+            let Some(at) = telling.iter().position(is_one).filter(|_| telling.len() > 1) else {
+                let Some(("allOf", value)) = telling.first().copied() else { return Ok(telling) };
+                if value.items().is_some_and(|schemas| schemas.len() < 2) {
+                    return Ok(telling);
+                }
+                // Schemas beside each other.
+                telling = self.merge_all(value, Vec::new(), merges)?;
+                continue;
+            };
+            let (name, value) = telling.remove(at);
+            telling = if name == "allOf" {
+                self.merge_all(value, telling, merges)?
+            } else {
+                let target = value.spelled().and_then(|path| self.locate(path));
+                let Some(target) = target else {
+                    let expected = "# and the JSON pointer of a schema in this text";
+                    return self.unsupported("$ref", value, expected);
+                };
+                self.merge(target, telling, merges)?
+            };
+        }
+    }
+
+    fn merge_all(
+        &mut self,
+        value: Value<'t>,
+        mut telling: Vec<(&'t str, Value<'t>)>,
+        merges: &mut usize,
+    ) -> Result<Vec<(&'t str, Value<'t>)>> {
+        let Some(schemas) = value.items().filter(|schemas| !schemas.is_empty()) else {
+            return self.unsupported("allOf", value, "an array of schemas");
+        };
+        for schema in schemas {
+            telling = self.merge(schema, telling, merges)?;
+        }
+        Ok(telling)
+    }
+
+    /// The keywords of `schema` and of what is beside it. Where both say something else, that is refused.
+    fn merge(
+        &mut self,
+        schema: Value<'t>,
+        beside: Vec<(&'t str, Value<'t>)>,
+        merges: &mut usize,
+    ) -> Result<Vec<(&'t str, Value<'t>)>> {
+        *merges += 1;
+        if *merges > MAX_MERGED {
+            return limit("number of merged schemas", *merges, MAX_MERGED);
+        }
+        if schema.0 == "true" {
+            return Ok(beside);
+        }
+        let Some(members) = schema.members() else {
+            return self.unsupported("", schema, "a schema that is an object");
+        };
+        let mut all = self.telling(members)?;
+        all = self.merged(all, merges)?;
+        // A single reference or `allOf` is left as it is.
+        if let [(name @ ("$ref" | "allOf"), value)] = all[..]
+            && !beside.is_empty()
+        {
+            let target = match name {
+                "allOf" => value.items().and_then(|schemas| schemas.first().copied()),
+                _ => value.spelled().and_then(|path| self.locate(path)),
+            };
+            let Some(target) = target else { return self.unsupported(name, value, "a schema in this text") };
+            return self.merge(target, beside, merges);
+        }
+        let mut both = Vec::new();
+        for (name, value) in beside {
+            match all.iter().find(|(other, _)| *other == name) {
+                Some((_, other)) if other.0 == value.0 => {}
+                None => both.push((name, value)),
+                // There may be several of these.
+                Some(_) if matches!(name, "required" | "properties") => both.push((name, value)),
+                Some(_) => {
+                    return self.unsupported(
+                        name,
+                        value,
+                        "the same keyword once in schemas beside each other",
+                    );
+                }
+            }
+        }
+        both.extend(all);
+        self.closed(&both)?;
+        Ok(both)
+    }
+
+    /// Refuses `additionalProperties` of merged schemas, which are of the properties of one of them.
+    fn closed(&self, all: &[(&'t str, Value<'t>)]) -> Result<()> {
+        let count = all.iter().filter(|(name, _)| *name == "properties").count();
+        let other = all.iter().find(|(name, value)| *name == "additionalProperties" && value.0 != "true");
+        match other {
+            Some((name, value)) if count > 1 && !self.lenient => {
+                self.unsupported(name, *value, "no additionalProperties in schemas beside each other")
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The node of a schema with these members.
+    fn members(&mut self, members: Vec<(&'t str, Value<'t>)>, nesting: usize) -> Result<NodeId> {
+        let mut telling = self.telling(members)?;
+        let patterns = self.patterns(&telling);
         if patterns.iter().any(|(name, _)| name != "pattern") {
             telling.retain(|(name, _)| *name != "allOf");
         }
-        for combined in ["$ref", "anyOf", "oneOf", "allOf"] {
-            let Some((_, value)) = telling.iter().copied().find(|(name, _)| *name == combined) else {
-                continue;
-            };
-            let beside = telling.iter().find(|(name, _)| *name != combined);
-            if let Some((beside, value)) = beside {
-                return self.unsupported(beside, *value, "nothing beside $ref, anyOf, oneOf or allOf");
+        telling = self.merged(telling, &mut 0)?;
+        if let Some(at) = telling.iter().position(|(name, _)| *name == "not") {
+            let (name, value) = telling.remove(at);
+            match value.0 {
+                // Nothing, as a schema for what must not be there is written.
+                "{}" | "true" => return Ok(self.builder.add(Node::Any(Vec::new()))),
+                "false" => {}
+                _ => return self.unsupported(name, value, "a schema without it"),
             }
-            return self.combined(combined, value, nesting);
         }
-        let kinds = self.kinds(get("type"), &telling)?;
+        for combined in ["$ref", "anyOf", "oneOf", "allOf"] {
+            let Some(at) = telling.iter().position(|(name, _)| *name == combined) else { continue };
+            let (_, value) = telling.remove(at);
+            if telling.is_empty() {
+                return self.combined(combined, value, nesting);
+            }
+            return self.distributed(combined, value, telling, nesting);
+        }
+        self.plain(&telling, &patterns, nesting)
+    }
+
+    /// The node of `anyOf` or `oneOf` with something beside it, which each of its schemas is merged with.
+    fn distributed(
+        &mut self,
+        keyword: &'static str,
+        value: Value<'t>,
+        beside: Vec<(&'t str, Value<'t>)>,
+        nesting: usize,
+    ) -> Result<NodeId> {
+        let schemas = self.alternatives(keyword, value)?;
+        let mut choices = Vec::new();
+        for (i, schema) in schemas.into_iter().enumerate() {
+            let len = self.path.len();
+            self.path.push_str(&alloc::format!("/{keyword}/{i}"));
+            let merged = self.merge(schema, beside.clone(), &mut 0)?;
+            // Names are spelled with quotes in members.
+            choices.push(self.within(merged, nesting + 1)?);
+            self.path.truncate(len);
+        }
+        Ok(self.builder.add(Node::Any(choices)))
+    }
+
+    /// The node of merged keywords.
+    fn within(&mut self, mut telling: Vec<(&'t str, Value<'t>)>, nesting: usize) -> Result<NodeId> {
+        if nesting > MAX_NESTING {
+            return limit("nesting of schemas", nesting, MAX_NESTING);
+        }
+        for combined in ["anyOf", "oneOf"] {
+            let Some(at) = telling.iter().position(|(name, _)| *name == combined) else { continue };
+            let (_, value) = telling.remove(at);
+            return self.distributed(combined, value, telling, nesting);
+        }
+        let patterns = self.patterns(&telling);
+        self.plain(&telling, &patterns, nesting)
+    }
+
+    /// The node of a schema that combines no others.
+    fn plain(
+        &mut self,
+        telling: &[(&'t str, Value<'t>)],
+        patterns: &[(String, Value<'t>)],
+        nesting: usize,
+    ) -> Result<NodeId> {
+        let members = telling;
+        let get = |name: &str| Value::of(telling, name);
+        let kinds = self.kinds(get("type"), telling)?;
         if get("enum").or(get("const")).is_some() {
-            return self.values(get("enum"), get("const"), &kinds, &telling);
+            return self.values(get("enum"), get("const"), &kinds, telling);
         }
         let mut choices = Vec::new();
         for &kind in &kinds {
             choices.push(match kind {
-                Kind::Object => self.object(&members, nesting)?,
-                Kind::Array => self.array(&members, nesting)?,
+                Kind::Object => self.object(members, nesting)?,
+                Kind::Array => self.array(members, nesting)?,
                 Kind::String => {
-                    let (min, max) = (self.count(&members, "minLength")?, self.count(&members, "maxLength")?);
+                    let (min, max) = (self.count(members, "minLength")?, self.count(members, "maxLength")?);
                     let (min, max) = (min.unwrap_or(0), max.unwrap_or(u32::MAX));
-                    let node = match self.pattern(&patterns, get("format"), min, max)? {
+                    let node = match self.pattern(patterns, get("format"), min, max)? {
                         Some(pattern) => Node::Pattern(Box::new(pattern)),
                         None => Node::String { min, max },
                     };
@@ -539,7 +830,7 @@ impl<'t> Compiler<'_, 't> {
                 }
                 // Every integer is a number.
                 Kind::Integer if kinds.contains(&Kind::Number) => continue,
-                Kind::Number | Kind::Integer => self.number(kind, &telling)?,
+                Kind::Number | Kind::Integer => self.number(kind, telling)?,
                 Kind::Boolean => self.builder.texts(["true", "false"]),
                 Kind::Null => self.builder.texts(["null"]),
             });
@@ -594,7 +885,7 @@ impl<'t> Compiler<'_, 't> {
     fn array(&mut self, members: &[(&'t str, Value<'t>)], nesting: usize) -> Result<NodeId> {
         let (min, max) = (self.count(members, "minItems")?, self.count(members, "maxItems")?);
         let mut prefix = Vec::new();
-        if let Some(schemas) = Value::get(members, "prefixItems") {
+        if let Some(schemas) = Value::of(members, "prefixItems") {
             let Some(schemas) = schemas.items() else {
                 return self.unsupported("prefixItems", schemas, "an array of schemas");
             };
@@ -603,7 +894,7 @@ impl<'t> Compiler<'_, 't> {
                 prefix.push(self.part("prefixItems", Some(&name), schema, nesting)?);
             }
         }
-        let items = match Value::get(members, "items") {
+        let items = match Value::of(members, "items") {
             Some(items) if items.0.starts_with('[') => {
                 return self.unsupported("items", items, "one schema for all items, or prefixItems");
             }
@@ -669,13 +960,20 @@ impl<'t> Compiler<'_, 't> {
                 None => self.unsupported(keyword, value, "a string"),
             };
         }
+        let schemas = self.alternatives(keyword, value)?;
+        let mut choices = Vec::new();
+        for (i, schema) in schemas.into_iter().enumerate() {
+            choices.push(self.part(keyword, Some(&alloc::format!("{i}")), schema, nesting)?);
+        }
+        Ok(self.builder.add(Node::Any(choices)))
+    }
+
+    /// The schemas of `anyOf`, `oneOf` or `allOf`.
+    fn alternatives(&mut self, keyword: &str, value: Value<'t>) -> Result<Vec<Value<'t>>> {
         let Some(schemas) = value.items().filter(|schemas| !schemas.is_empty()) else {
             return self.unsupported(keyword, value, "an array of schemas");
         };
-        if keyword == "allOf" && schemas.len() > 1 {
-            return self.unsupported(keyword, value, "a single schema");
-        }
-        if keyword == "oneOf" {
+        if keyword == "oneOf" && !self.lenient {
             if schemas.len() > MAX_ONE_OF {
                 return limit("number of oneOf schemas", schemas.len(), MAX_ONE_OF);
             }
@@ -695,11 +993,7 @@ impl<'t> Compiler<'_, 't> {
                 }
             }
         }
-        let mut choices = Vec::new();
-        for (i, schema) in schemas.into_iter().enumerate() {
-            choices.push(self.part(keyword, Some(&alloc::format!("{i}")), schema, nesting)?);
-        }
-        Ok(self.builder.add(Node::Any(choices)))
+        Ok(schemas)
     }
 
     /// The schema after following references.
@@ -755,21 +1049,36 @@ impl<'t> Compiler<'_, 't> {
     }
 
     fn object(&mut self, members: &[(&'t str, Value<'t>)], nesting: usize) -> Result<NodeId> {
-        let get = |name| Value::get(members, name);
-        let named = match get("properties") {
-            None => Vec::new(),
-            Some(value) => match value.members() {
-                Some(named) => named,
-                None => return self.unsupported("properties", value, "an object"),
-            },
-        };
+        let get = |name| Value::of(members, name);
+        let mut named: Vec<(&'t str, Value<'t>)> = Vec::new();
         let mut required = Vec::new();
-        if let Some(value) = get("required") {
-            let Some(names) = value.items().filter(|names| names.iter().all(|n| n.spelled().is_some()))
-            else {
-                return self.unsupported("required", value, "an array of strings");
-            };
-            required = names.into_iter().map(|name| name.0).collect();
+        for &(keyword, value) in members {
+            match keyword {
+                "properties" => {
+                    let Some(more) = value.members() else {
+                        return self.unsupported("properties", value, "an object");
+                    };
+                    for (name, schema) in more {
+                        match named.iter_mut().find(|(other, _)| *other == name) {
+                            None => named.push((name, schema)),
+                            // That of the alternative.
+                            Some((_, other)) if other.0 == schema.0 || self.lenient => *other = schema,
+                            Some(_) => {
+                                let expected = "each property once in schemas beside each other";
+                                return self.unsupported("properties", schema, expected);
+                            }
+                        }
+                    }
+                }
+                "required" => {
+                    let names = value.items().filter(|names| names.iter().all(|n| n.spelled().is_some()));
+                    let Some(names) = names else {
+                        return self.unsupported("required", value, "an array of strings");
+                    };
+                    required.extend(names.into_iter().map(|name| name.0));
+                }
+                _ => {}
+            }
         }
         let most = named.len().max(required.len());
         if most > MAX_PROPERTIES {
@@ -822,8 +1131,8 @@ impl<'t> Compiler<'_, 't> {
     }
 
     /// The patterns of a string: that of `pattern`, and those of `allOf` if they are all that is in it.
-    fn patterns(&self, members: &[(&'t str, Value<'t>)]) -> Vec<(String, Value<'t>)> {
-        let get = |name| Value::get(members, name);
+    fn patterns(&self, telling: &[(&'t str, Value<'t>)]) -> Vec<(String, Value<'t>)> {
+        let get = |name| Value::of(telling, name);
         let mut patterns = Vec::from_iter(get("pattern").map(|pattern| ("pattern".into(), pattern)));
         if ["type", "enum", "const"].map(|name| get(name).is_some()) != [true, false, false] {
             return patterns;
@@ -907,7 +1216,7 @@ impl<'t> Compiler<'_, 't> {
     }
 
     fn count(&self, members: &[(&str, Value<'_>)], name: &'static str) -> Result<Option<u32>> {
-        let Some(value) = Value::get(members, name) else { return Ok(None) };
+        let Some(value) = Value::of(members, name) else { return Ok(None) };
         match value.0.strip_suffix(".0").unwrap_or(value.0).parse::<u64>() {
             // Larger counts are equivalent, given the size of memory.
             Ok(count) if count < 1 << 30 => Ok(Some(count as u32)),
@@ -1003,8 +1312,8 @@ impl Grammar {
 
     /// Replies in which each tool call, in Qwen3's format, names one of `tools` (as in
     /// [`ChatOptions::tools`](crate::chat::ChatOptions::tools)) and has arguments that match its
-    /// `parameters`. They are any object for tools with `"strict": false`, and for those that do not say `strict` if the schema
-    /// is not supported. Any text may come before, between and after calls; with `required`, the reply begins with a call and
+    /// `parameters`. They are any object for tools with `"strict": false`. For those that do not say `strict`, what is not supported
+    /// of the schema is [left out](Grammar::left_out). Any text may come before, between and after calls; with `required`, the reply begins with a call and
     /// consists of calls only.
     ///
     /// # Errors
@@ -1013,6 +1322,18 @@ impl Grammar {
     pub fn tool_calls(tools: &[&str], required: bool) -> Result<Grammar> {
         let tools: Vec<(u32, &str)> = (0..).zip(tools.iter().copied()).collect();
         Grammar::calls(&tools, if required { Around::Nothing } else { Around::Text }, true)
+    }
+
+    /// The JSON pointers within the `parameters` of a tool to what [`Grammar::tool_calls`] leaves out, because it is not supported.
+    /// An empty one is all of it.
+    ///
+    /// # Errors
+    /// As [`Grammar::tool_calls`].
+    pub fn left_out(tool: &str) -> Result<Vec<String>> {
+        let mut left_out = Vec::new();
+        let function = self::tool(0, tool)?;
+        Builder::new(Whitespace::Allowed).arguments(0, &function, true, &mut left_out)?;
+        Ok(left_out)
     }
 
     /// As [`Grammar::tool_calls`], of tools with these numbers; unless `parallel`, a call ends the reply.
@@ -1044,7 +1365,7 @@ impl Grammar {
         builder.add(Node::Any(Vec::new()));
         for &(index, description) in tools {
             let function = tool(index, description)?;
-            let arguments = builder.arguments(index, &function, follow)?;
+            let arguments = builder.arguments(index, &function, follow, &mut Vec::new())?;
             // In the layout that models are trained on.
             let mut head = String::from(HEAD);
             json::string(&function.name, &mut head);

@@ -346,7 +346,6 @@ fn what_is_not_supported_is_refused_by_name() {
         (r#"{"type":"string","pattern":1}"#, "unsupported"),
         (r#"{"type":"string","pattern":"^(?=a)","format":"date"}"#, "unsupported"),
         (r#"{"type":"string","format":"x","allOf":[{"pattern":"a"},{"pattern":"(?=a)"}]}"#, "unsupported"),
-        (r#"{"type":"string","allOf":[{"pattern":"a"},{"minLength":1}]}"#, "unsupported"),
         (r#"{"allOf":[{"pattern":"a"},{"pattern":"b"}]}"#, "unsupported"),
         (r#"{"type":"string","allOf":[{"pattern":"^a$"},{"pattern":"^b$"}]}"#, "option"),
         (r#"{"type":"string","format":"regex"}"#, "unsupported"),
@@ -355,10 +354,9 @@ fn what_is_not_supported_is_refused_by_name() {
         (r#"{"type":"number","multipleOf":0}"#, "unsupported"),
         (r#"{"uniqueItems":true}"#, "unsupported"),
         (r#"{"type":"number","minimum":0.1234567890123456}"#, "unsupported"),
-        (r#"{"not":{}}"#, "unsupported"),
-        (r#"{"allOf":[{},{}]}"#, "unsupported"),
+        (r#"{"not":{}}"#, "option"),
+        (r#"{"not":{"type":"string"}}"#, "unsupported"),
         (r#"{"anyOf":[]}"#, "unsupported"),
-        (r#"{"anyOf":[{}],"type":"object"}"#, "unsupported"),
         (r#"{"oneOf":[{"type":"integer"},{"type":"number"}]}"#, "unsupported"),
         (r#"{"oneOf":[{"const":1},{"const":1.0}]}"#, "unsupported"),
         (r##"{"$ref":"#/$defs/a"}"##, "unsupported"),
@@ -597,6 +595,109 @@ fn a_reply_has_calls_or_the_format() {
 }
 
 /// One keyword that is not supported does not take the other tools away.
+/// What is not supported is left out and named; what is beside it counts.
+#[test]
+fn a_tool_keeps_what_is_supported_of_its_schema() {
+    let schema = r##"{"type":"object","required":["city","tags","point"],"additionalProperties":false,"properties":{
+        "city":{"type":"string","format":"city-name","minLength":2,"pattern":"(?=B)"},
+        "tags":{"type":"array","uniqueItems":true,"items":{"enum":["a","b"],"minLength":1},"contains":{"const":"a"}},
+        "point":{"$ref":"#/$defs/point","type":"object","nullable":true},
+        "never":{"not":{}},
+        "some":{"type":"cow","minimum":3},
+        "either":{"oneOf":[{"type":"integer"},{"type":"number"}]}
+    },"$defs":{"point":{"type":"object","properties":{"x":{"type":"integer"}},"required":["x"]}},"minProperties":1}"##;
+    let tool = alloc::format!(r#"{{"name":"f","parameters":{schema}}}"#);
+    let call = |arguments: &str| {
+        alloc::format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    let grammar = Grammar::tool_calls(&[&tool], true).unwrap();
+    for (arguments, fits) in [
+        (r#"{"city": "Bern", "tags": ["a", "a"], "point": {"x": 1}}"#, true),
+        (r#"{"city": "Rome", "tags": [], "point": null}"#, true),
+        (r#"{"city": "Rome", "tags": [], "point": null, "some": 4, "either": 1.5}"#, true),
+        (r#"{"city": "B", "tags": [], "point": null}"#, false),
+        (r#"{"city": "Bern", "tags": ["c"], "point": null}"#, false),
+        (r#"{"city": "Bern", "tags": []}"#, false),
+        (r#"{"city": "Bern", "tags": [], "point": {"x": "1"}}"#, false),
+        (r#"{"city": "Bern", "tags": [], "point": {}}"#, false),
+        (r#"{"city": "Bern", "tags": [], "point": null, "never": 1}"#, false),
+        (r#"{"city": "Bern", "tags": [], "point": null, "other": 1}"#, false),
+    ] {
+        assert_eq!(accepts(&grammar, &call(arguments)), fits, "{arguments}");
+    }
+    let mut left = Grammar::left_out(&tool).unwrap();
+    left.sort();
+    assert_eq!(
+        left,
+        [
+            "/minProperties",
+            "/properties/city/pattern",
+            "/properties/some/type",
+            "/properties/tags/contains",
+            "/properties/tags/items/minLength",
+            "/properties/tags/uniqueItems",
+        ]
+    );
+    assert_eq!(Grammar::left_out(r#"{"name":"f","parameters":{"type":"object"}}"#).unwrap(), [""; 0]);
+    assert_eq!(Grammar::left_out(r#"{"name":"f","parameters":{"type":"array"}}"#).unwrap(), [""]);
+}
+
+/// As validators read them: a value satisfies all that is beside each other.
+#[test]
+fn schemas_beside_combined_ones_are_followed() {
+    let schema = |text: &str| Grammar::json_schema(text, Whitespace::None);
+    for (text, yes, no) in [
+        (
+            r#"{"type":"object","properties":{"a":{"const":1},"b":{"const":2}},"anyOf":[{"required":["a"]},{"required":["b"]}]}"#,
+            &[r#"{"a":1}"#, r#"{"b":2}"#, r#"{"a":1,"b":2}"#][..],
+            &["{}", r#"{"a":2}"#][..],
+        ),
+        (
+            r##"{"$defs":{"s":{"type":"string","maxLength":3}},"$ref":"#/$defs/s","minLength":2}"##,
+            &[r#""ab""#, r#""abc""#],
+            &[r#""a""#, r#""abcd""#, "1"],
+        ),
+        (
+            r#"{"allOf":[{"type":"object","properties":{"a":{"const":1}},"required":["a"]},{"properties":{"b":{"const":2}},"required":["b"]}]}"#,
+            &[r#"{"a":1,"b":2}"#],
+            &[r#"{"a":1}"#, r#"{"b":2}"#],
+        ),
+        (
+            r##"{"$defs":{"base":{"properties":{"a":{"const":1}},"required":["a"]}},"allOf":[{"$ref":"#/$defs/base"}],"properties":{"b":{"const":2}},"type":"object"}"##,
+            &[r#"{"b":2,"a":1}"#, r#"{"a":1}"#],
+            &[r#"{"b":2}"#],
+        ),
+        (
+            r#"{"type":"array","items":{"type":"string","anyOf":[{"const":"x"},{"pattern":"^y+$"}]}}"#,
+            &["[]", r#"["x","yy"]"#],
+            &[r#"["z"]"#, "[1]"],
+        ),
+        (
+            r#"{"type":"object","properties":{"a":{"not":{}},"b":{"not":false,"type":"null"}}}"#,
+            &["{}", r#"{"b":null}"#],
+            &[r#"{"a":1}"#],
+        ),
+        (r#"{"type":"array","items":{"const":1},"uniqueItems":false}"#, &["[1,1]"], &["[2]"]),
+    ] {
+        let grammar = schema(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        for value in yes {
+            assert!(accepts(&grammar, value), "{text}: {value}");
+        }
+        for value in no {
+            assert!(!accepts(&grammar, value), "{text}: {value}");
+        }
+    }
+    // Where both say something else, it is refused.
+    for text in [
+        r#"{"type":"string","anyOf":[{"type":"integer"}]}"#,
+        r#"{"allOf":[{"properties":{"a":{"const":1}}},{"properties":{"a":{"const":2}}}]}"#,
+        r#"{"allOf":[{"properties":{"a":{"const":1}},"additionalProperties":false},{"properties":{"b":{"const":2}}}]}"#,
+        r##"{"$ref":"#","type":"object"}"##,
+    ] {
+        assert!(schema(text).is_err(), "{text}");
+    }
+}
+
 #[test]
 fn schemas_that_need_not_be_followed_may_have_anything() {
     let call = |arguments: &str| {
@@ -612,12 +713,15 @@ fn schemas_that_need_not_be_followed_may_have_anything() {
         (r#""propertyNames":{}"#, "propertyNames"),
         (r#""nullable":true"#, "nullable"),
         (r#""multipleOf":0.01"#, "multipleOf"),
-        (r#""type":"object","anyOf":[{"required":["b"]}]"#, "type"),
+        (r#""type":"object","anyOf":[{"type":"string"}]"#, "anyOf/0/type"),
     ] {
         let schema = alloc::format!(r#"{{"type":"object","properties":{{"a":{{{part}}}}}}}"#);
         for strict in ["", ",\"strict\":null", ",\"strict\":false"] {
             let grammar = Grammar::tool_calls(&[other, &tool(&schema, strict)], true).unwrap();
-            assert!(accepts(&grammar, &call(r#"{"b": [1, 1]}"#)), "{schema}{strict}");
+            // The rest of the schema is followed unless that is declined.
+            let free = strict.ends_with("false");
+            assert_eq!(accepts(&grammar, &call(r#"{"b": [1, 1]}"#)), free, "{schema}{strict}");
+            assert!(accepts(&grammar, &call("{}")), "{schema}{strict}");
             assert!(!accepts(&grammar, &call("1")), "{schema}{strict}");
             // The other tool's schema is followed all the same.
             assert!(!accepts(&grammar, &call("{}").replace("\"f\"", "\"g\"")));

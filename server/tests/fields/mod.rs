@@ -477,3 +477,20 @@ fn messages_of_anthropics_clients_are_read_whole() {
     let reply: Value = serde_json::from_str(answer.json()["content"][0]["text"].as_str().unwrap()).unwrap();
     assert_eq!(reply, json!({ "a": 1 }));
 }
+
+#[test]
+fn what_a_tool_schema_has_beyond_the_engine_is_named() {
+    let server = Running::with(&model_with_tools(), |_| ());
+    let tags = json!({ "type": "array", "uniqueItems": true, "maxItems": 2, "items": { "const": "x" } });
+    let parameters = json!({ "type": "object", "properties": { "tags": tags }, "required": ["tags"] });
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": parameters } });
+    let fields = json!({ "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false, "temperature": 1.5, "seed": 1, "max_tokens": 99 });
+    let answer = server.post("/v1/chat/completions", &with(ask("Hello!"), fields));
+    assert_eq!(left_aside(&answer), "tools[0].function.parameters/properties/tags/uniqueItems");
+    let answer = answer.ok();
+    let arguments =
+        answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+    let arguments: Value = serde_json::from_str(arguments).unwrap();
+    let tags = arguments["tags"].as_array().unwrap();
+    assert!(tags.len() <= 2 && tags.iter().all(|tag| tag == "x"), "{arguments}");
+}
