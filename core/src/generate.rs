@@ -649,8 +649,9 @@ impl TextStream {
         if *done == Some(Reason::StopString) {
             return;
         }
-        self.decode(true);
-        // An incomplete character becomes U+FFFD here, which can be part of a stop string.
+        // The model has written an incomplete character, which becomes U+FFFD; of one that was cut off, nothing is shown.
+        self.decode(*done == Some(Reason::Stop));
+        self.bytes.clear();
         if self.release(stops) {
             *done = Some(Reason::StopString);
         }

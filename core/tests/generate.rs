@@ -207,6 +207,12 @@ fn characters_over_several_tokens_come_whole() {
     // Invalid bytes are replaced as by String::from_utf8_lossy, as soon as they are known to be invalid.
     let (texts, ..) = say(&words, &[1, 6, 5, 7, END], GenerationOptions::default());
     assert_eq!(texts, ["", "\u{FFFD}x", "\u{FFFD}", "", "\u{FFFD}"]);
+    // Of a character that is cut off nothing is shown.
+    for tokens in [[6, 1], [6, 7]] {
+        let options = GenerationOptions { max_tokens: 2, ..GenerationOptions::default() };
+        let (texts, reason, _) = say(&words, &tokens, options);
+        assert_eq!((texts.concat().as_str(), reason), ("x", Reason::Length));
+    }
 }
 
 #[test]

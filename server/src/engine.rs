@@ -3,7 +3,7 @@
 use crate::adapters::{Chosen, Loaded};
 use crate::error::ApiError;
 use crate::metrics::{Load, Metrics};
-use shohin::core::chat::{Chunk, Event, Finish, Prompt, ReplyId, TurnOptions, Usage};
+use shohin::core::chat::{Chunk, ChunkCollector, Event, Finish, Prompt, ReplyId, TurnOptions, Usage};
 use shohin::{Error, Model, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -130,6 +130,7 @@ struct Active {
     deadline: Instant,
     /// What was not sent yet.
     chunk: Chunk,
+    collector: ChunkCollector,
     end: Option<Update>,
     started: Instant,
     has_begun: bool,
@@ -169,8 +170,10 @@ impl Set {
         match self.scheduler.begin(prompt, &options) {
             Ok(id) => {
                 let started = Instant::now();
-                let (chunk, end, has_begun) = (Chunk::default(), None, false);
-                let reply = Active { updates, deadline, chunk, end, started, has_begun, _permit: permit };
+                let (chunk, collector) = Default::default();
+                let (end, has_begun) = (None, false);
+                let reply =
+                    Active { updates, deadline, chunk, collector, end, started, has_begun, _permit: permit };
                 self.active.insert(id, reply);
             }
             Err(error) => updates.send(Update::Failed(ApiError::Model(error))),
@@ -204,14 +207,14 @@ impl Set {
     }
 
     /// Computes once, and sends what has come of it.
-    fn step(&mut self, metrics: &Metrics) -> bool {
-        let active = &mut self.active;
+    fn step(&mut self, model: &Model, metrics: &Metrics) -> bool {
+        let (active, tokenizer) = (&mut self.active, model.tokenizer());
         let open: Vec<ReplyId> =
             active.iter().filter(|(_, reply)| reply.has_room()).map(|(id, _)| *id).collect();
         let stepped = self.scheduler.step(&mut |id| open.contains(&id), &mut |id, event| {
             let Some(reply) = active.get_mut(&id) else { return };
             match event {
-                Event::Piece(piece) => reply.chunk.push(&piece),
+                Event::Piece(piece) => reply.collector.push(&mut reply.chunk, &piece, tokenizer),
                 Event::End(finish) => reply.end = Some(Update::End(Box::new(finish))),
                 Event::Failed(error) => reply.end = Some(Update::Failed(ApiError::Model(error.into()))),
             }
@@ -444,7 +447,7 @@ impl Engine {
     fn step(&mut self) -> bool {
         let mut computed = false;
         for at in 0..self.sets.len() {
-            computed |= self.sets[at].step(&self.metrics);
+            computed |= self.sets[at].step(&self.model, &self.metrics);
             if self.sets.len() > 1 {
                 self.share_room();
             }

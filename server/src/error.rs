@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use shohin::TurnOptions;
 use shohin::core::chat::ResponseFormat;
-use shohin::core::constrain::NO_VALUE;
+use shohin::core::constrain::{Grammar, NO_VALUE};
 use shohin::core::generate::EMPTY_STOP;
 use shohin::core::{Error as CoreError, Name};
 
@@ -208,6 +208,8 @@ impl ApiError {
                 let tool = options.tools.get(*index as usize).map_or("", String::as_str);
                 let function = shohin::core::chat::function_name(tool).unwrap_or_default();
                 let holder = (fields.tool)(tool);
+                // Of a long pointer the error has the end only.
+                let key = Grammar::unsupported_in_tool(tool).unwrap_or_else(|| key.to_string());
                 ApiError::ToolSchema { place: format!("tools[{index}].{holder}{key}"), function, expected }
             }
             CoreError::Argument { name, .. } | CoreError::Unsupported { key: name, .. } => {
@@ -220,7 +222,12 @@ impl ApiError {
                     "continue_final_message" => named(name, "messages"),
                     // A JSON pointer, whose beginning may be left out.
                     key if key.starts_with('/') || key.starts_with("...") => {
-                        named(name, &format!("{}{key}", fields.schema))
+                        let whole = match &options.response_format {
+                            ResponseFormat::JsonSchema(schema) => Grammar::unsupported_in(schema),
+                            _ => None,
+                        };
+                        let pointer = whole.as_deref().unwrap_or(key);
+                        named(name, &format!("{}{pointer}", fields.schema))
                     }
                     _ => ApiError::Option(error),
                 }

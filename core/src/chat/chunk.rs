@@ -3,7 +3,9 @@
 
 use super::conversation::Piece;
 use super::message::FunctionCall;
+use crate::generate::{Detokenizer, Reason};
 use crate::sample::Logprob;
+use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -51,5 +53,41 @@ impl Chunk {
     /// Whether nothing was added.
     pub fn is_empty(&self) -> bool {
         *self == Chunk::default()
+    }
+}
+
+/// Collects pieces, and holds back the log-probabilities of tokens whose text is held back: of a stop string neither is part of the
+/// reply.
+#[derive(Debug, Default)]
+pub struct ChunkCollector {
+    /// Bytes of text that were released.
+    released: usize,
+    /// Bytes of the text of all tokens.
+    written: usize,
+    /// Those that are held, with where their text begins.
+    held: VecDeque<(usize, TokenLogprob)>,
+    bytes: Vec<u8>,
+}
+
+impl ChunkCollector {
+    /// Adds the next piece of a reply to `chunk`.
+    pub fn push(&mut self, chunk: &mut Chunk, piece: &Piece<'_>, detokenizer: &dyn Detokenizer) {
+        let before = chunk.logprobs.len();
+        chunk.push(piece);
+        let mut measured = chunk.logprobs.drain(before..);
+        for &token in piece.tokens {
+            if let Some(logprob) = measured.next() {
+                self.held.push_back((self.written, logprob));
+            }
+            self.bytes.clear();
+            detokenizer.append_text(token, &mut self.bytes);
+            self.written += self.bytes.len();
+        }
+        drop(measured);
+        self.released += piece.text.len();
+        let all = piece.done.is_some_and(|reason| reason != Reason::StopString);
+        while self.held.front().is_some_and(|(start, _)| all || *start < self.released) {
+            chunk.logprobs.extend(self.held.pop_front().map(|(_, logprob)| logprob));
+        }
     }
 }

@@ -43,7 +43,7 @@ pub mod snapshot;
 mod template;
 
 pub use calls::CallForm;
-pub use chunk::{Chunk, TokenLogprob};
+pub use chunk::{Chunk, ChunkCollector, TokenLogprob};
 pub use conversation::{
     Conversation, Finish, Piece, PrefixState, Progress, Request, SessionState, Usage, drive,
 };

@@ -1336,6 +1336,19 @@ impl Grammar {
         Ok(left_out)
     }
 
+    /// The whole JSON pointer to what is not supported of a schema, of which errors have the end. `None` if it is supported, or
+    /// refused for another reason.
+    pub fn unsupported_in(schema: &str) -> Option<String> {
+        let sound = sound(schema).ok()?;
+        let (built, place) = Builder::new(Whitespace::Allowed).compile(Value(&sound), &mut Vec::new(), false);
+        place.filter(|_| built.is_err()).map(|place| place.pointer)
+    }
+
+    /// As [`Grammar::unsupported_in`], of the `parameters` of a tool.
+    pub fn unsupported_in_tool(tool: &str) -> Option<String> {
+        Grammar::unsupported_in(self::tool(0, tool).ok()?.parameters?)
+    }
+
     /// As [`Grammar::tool_calls`], of tools with these numbers; unless `parallel`, a call ends the reply.
     pub(crate) fn calls(tools: &[(u32, &str)], around: Around<'_>, parallel: bool) -> Result<Grammar> {
         match Grammar::calls_with(tools, around, parallel, true) {

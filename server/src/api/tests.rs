@@ -527,3 +527,48 @@ fn a_path_has_the_errors_of_its_interface() {
         assert_eq!(error["type"] == "error", is_anthropic, "{path}");
     }
 }
+
+/// What agents send: recorded from the programs themselves, which a script answered by a call of a tool and then a text. Long texts
+/// are replaced.
+#[test]
+fn what_agents_send_is_read() {
+    let recorded = include_str!("../../../tests/fixtures/agents.json");
+    let recorded: Vec<Value> = serde_json::from_str(recorded).unwrap();
+    let mut seen = Vec::new();
+    for request in &recorded {
+        let (client, body) = (request["client"].as_str().unwrap(), request["body"].to_string());
+        let path = request["path"].as_str().unwrap().split('?').next().unwrap();
+        let route =
+            super::DIALECTS.iter().flat_map(|dialect| dialect.routes()).find(|route| route.path == path);
+        let super::Action::Reply(read) = route.unwrap().action else { panic!("{path}") };
+        let reading = Reading::new(false);
+        let read = read(&body, &reading).unwrap_or_else(|error| panic!("{client}: {error}"));
+        let super::PromptInput::Messages(messages) = &read.prompts[0] else { panic!("{client}") };
+        let calls: usize = messages.iter().map(|message| message.tool_calls.len()).sum();
+        let results = messages.iter().filter(|message| message.role == Role::Tool).count();
+        let left: usize = read
+            .options
+            .tools
+            .iter()
+            .map(|tool| shohin::core::constrain::Grammar::left_out(tool).unwrap().len())
+            .sum();
+        read.options.grammar().unwrap_or_else(|error| panic!("{client}: {error}"));
+        seen.push((client.split(' ').next().unwrap(), read.options.tools.len(), calls, results, left));
+        let aside = ["client_metadata", "include[]", "tools[]"];
+        let codex = path.ends_with("/responses");
+        assert_eq!(reading.left_aside(), if codex { &aside[..] } else { &[] }, "{client}");
+    }
+    assert_eq!(
+        seen,
+        [
+            ("Claude", 24, 0, 0, 2),
+            ("Claude", 24, 1, 1, 2),
+            ("Codex", 7, 0, 0, 0),
+            ("Codex", 7, 1, 1, 0),
+            ("opencode", 0, 0, 0, 0),
+            ("opencode", 10, 0, 0, 0),
+            ("opencode", 10, 1, 1, 0),
+            ("aider", 0, 0, 0, 0),
+        ]
+    );
+}

@@ -494,3 +494,62 @@ fn what_a_tool_schema_has_beyond_the_engine_is_named() {
     let tags = arguments["tags"].as_array().unwrap();
     assert!(tags.len() <= 2 && tags.iter().all(|tag| tag == "x"), "{arguments}");
 }
+
+/// Of a stop string, neither the text nor the log-probabilities are part of the answer.
+#[test]
+fn log_probabilities_are_those_of_the_text() {
+    let server = Running::new(|_| ());
+    let request = with(ask("What does a cow say?"), json!({ "logprobs": true }));
+    let plain = server.chat(&request);
+    let whole = content(&plain).to_owned();
+    let said = |choice: &Value| -> String {
+        let entries = choice["logprobs"]["content"].as_array().unwrap();
+        entries.iter().map(|entry| entry["token"].as_str().unwrap()).collect()
+    };
+    assert_eq!(said(&plain["choices"][0]), whole);
+    // It ends within the text of several tokens.
+    for at in (2..whole.len() - 6).step_by(3) {
+        let stop = &whole[at..at + 5];
+        let stopped = with(request.clone(), json!({ "stop": stop }));
+        let answer = server.chat(&stopped);
+        let text = content(&answer).to_owned();
+        let tokens = said(&answer["choices"][0]);
+        assert!(tokens.starts_with(&text) && !tokens.contains(stop), "{stop:?}: {text:?} {tokens:?}");
+        let streamed =
+            server.post("/v1/chat/completions", &with(stopped, json!({ "stream": true }))).events();
+        let chunks: Vec<Value> = streamed.filter_map(|event| serde_json::from_str(&event).ok()).collect();
+        let parts: String = chunks
+            .iter()
+            .filter(|c| c["choices"][0]["logprobs"].is_object())
+            .map(|c| said(&c["choices"][0]))
+            .collect();
+        assert_eq!(parts, tokens);
+    }
+}
+
+#[test]
+fn a_schema_is_refused_by_its_whole_place() {
+    let server = Running::with(&model_with_tools(), |_| ());
+    let deep = |schema: Value| {
+        (0..5).fold(
+            schema,
+            |inner, i| json!({ "type": "object", "properties": { format!("property{i}"): inner } }),
+        )
+    };
+    let schema = deep(json!({ "uniqueItems": true }));
+    let pointer: String = (0..5).rev().map(|i| format!("/properties/property{i}")).collect();
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+    let tool =
+        json!({ "type": "function", "function": { "name": "f", "parameters": schema, "strict": true } });
+    for (fields, place) in [
+        (json!({ "response_format": format }), "response_format.json_schema.schema"),
+        (json!({ "tools": [tool] }), "tools[0].function.parameters"),
+    ] {
+        let answer = server.post("/v1/chat/completions", &with(ask("x"), fields));
+        assert_eq!(answer.status, 400);
+        let error = answer.json();
+        let place = format!("{place}{pointer}/uniqueItems");
+        assert_eq!(error["error"]["param"], place);
+        assert!(error["error"]["message"].as_str().unwrap().starts_with(&place), "{error}");
+    }
+}
