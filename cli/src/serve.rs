@@ -6,7 +6,7 @@ use crate::model::{Lora, ModelArgs, finish_caching, settings};
 use crate::terminal::remark;
 use clap::Args;
 use shohin_server::{NamedAdapter, ServerOptions, StartError, is_adapter_name, serve};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ TLS is not supported: put a proxy in front of it.",
     )),
 )]
 pub(crate) struct ServeArgs {
-    /// Address to listen on
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    /// Address to listen on, or a name of one, such as localhost
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host)]
     host: IpAddr,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
@@ -47,9 +47,12 @@ pub(crate) struct ServeArgs {
     /// Key that requests must have, as in "Authorization: Bearer KEY" or "x-api-key: KEY"
     #[arg(long, value_name = "KEY", env = "SHOHIN_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// Name of the model in requests and answers [default: the file's]
+    /// Name of the model in requests and answers [default: the file's]; may be repeated: the first one is that of answers
     #[arg(long, value_name = "NAME")]
-    name: Option<String>,
+    name: Vec<String>,
+    /// Answer requests for other models, too, for clients whose model's name cannot be set
+    #[arg(long)]
+    any_model_name: bool,
     /// Maximum concurrent replies, 1 to 64; each may need the memory of a context
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
     parallel: u8,
@@ -86,6 +89,17 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelArgs,
 }
 
+/// The address of a name, or an address, which may be in brackets.
+fn host(text: &str) -> std::result::Result<IpAddr, String> {
+    let inner = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    if let Ok(address) = inner.parse() {
+        return Ok(address);
+    }
+    let found: Vec<SocketAddr> = (text, 0).to_socket_addrs().map_err(|error| error.to_string())?.collect();
+    let first = found.iter().find(|found| found.is_ipv4()).or(found.first());
+    first.map(SocketAddr::ip).ok_or_else(|| "it has no address".into())
+}
+
 /// Parses `NAME=FILE` and `NAME=FILE=SCALE`; what can be `FILE` or `FILE=SCALE`, as other commands do.
 fn adapter(text: &str) -> std::result::Result<Lora, String> {
     let exists = |path: &str| Path::new(path).exists();
@@ -102,10 +116,12 @@ fn adapter(text: &str) -> std::result::Result<Lora, String> {
 
 pub(crate) fn run(args: &ServeArgs) -> Result {
     let model = &args.model;
-    let name = args.name.clone().or_else(|| model.file.model.as_deref().and_then(file_name));
+    let name = args.name.first().cloned().or_else(|| model.file.model.as_deref().and_then(file_name));
     let name = name.unwrap_or_else(|| "sprout".into());
     let mut options = ServerOptions::new(name);
     options.address = SocketAddr::new(args.host, args.port);
+    options.aliases = args.name.iter().skip(1).cloned().collect();
+    options.any_model_name = args.any_model_name;
     options.adapters = named(&model.adapters.lora);
     options.adapter_folder = args.lora_dir.clone();
     options.key = args.api_key.clone();
@@ -163,7 +179,7 @@ fn file_name(path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{adapter, file_name};
+    use super::{adapter, file_name, host};
     use crate::model::Lora;
     use std::path::Path;
 
@@ -200,6 +216,17 @@ mod tests {
         for text in [format!("{a}=many"), format!("poet={a}=many"), "Cargo.toml=src".into(), "poet=".into()] {
             assert!(adapter(&text).unwrap_err().contains("finite number"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_host_is_an_address_or_a_name() {
+        for (text, address) in
+            [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("[::1]", "::1"), ("0.0.0.0", "0.0.0.0")]
+        {
+            assert_eq!(host(text).unwrap().to_string(), address);
+        }
+        assert!(host("localhost").unwrap().is_loopback());
+        assert!(host("no such name").is_err());
     }
 
     #[test]

@@ -176,7 +176,7 @@ impl Adapters {
     pub(crate) fn choose(
         &self,
         base: &str,
-        model: Option<&String>,
+        model: Option<&str>,
         asked: Option<Vec<AskedAdapter>>,
     ) -> Result<Chosen, ApiError> {
         let of_model = match model.filter(|model| *model != base) {

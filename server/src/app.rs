@@ -20,6 +20,12 @@ use tokio::sync::Semaphore;
 pub(crate) struct App {
     pub(crate) model: Model,
     pub(crate) name: String,
+    /// Other names of the model.
+    pub(crate) aliases: Vec<String>,
+    /// Whether the model answers to every name.
+    pub(crate) any_name: bool,
+    /// When the model was loaded.
+    pub(crate) created: SystemTime,
     pub(crate) key: Option<String>,
     /// Origins of pages that may ask.
     pub(crate) origins: Vec<String>,
@@ -44,13 +50,21 @@ impl App {
     pub(crate) fn models(&self) -> Vec<ModelInfo> {
         let adapted = self.adapters.list();
         let adapted = adapted.iter().map(|loaded| self.info(Some(loaded.name())));
-        [self.info(None)].into_iter().chain(adapted).collect()
+        let aliases = self.aliases.iter().map(|name| ModelInfo { name: name.clone(), ..self.info(None) });
+        [self.info(None)].into_iter().chain(aliases).chain(adapted).collect()
+    }
+
+    /// The name by which the model is known, for one of its other names.
+    fn known<'n>(&'n self, asked: &'n str) -> &'n str {
+        let is_known = |name: &str| name == self.name || self.adapters.of_model(&self.name, name).is_some();
+        let is_alias = self.aliases.iter().any(|alias| alias == asked);
+        if is_alias || self.any_name && !is_known(asked) { &self.name } else { asked }
     }
 
     /// What is told of the model of this name.
     pub(crate) fn model_info(&self, asked: &str) -> Result<ModelInfo, ApiError> {
-        if asked == self.name {
-            return Ok(self.info(None));
+        if self.known(asked) == self.name {
+            return Ok(ModelInfo { name: asked.into(), ..self.info(None) });
         }
         let loaded = self.adapters.of_model(&self.name, asked);
         let loaded = loaded.ok_or_else(|| self.adapters.unknown_model(&self.name, asked))?;
@@ -60,16 +74,16 @@ impl App {
     fn info(&self, adapter: Option<&str>) -> ModelInfo {
         let context = self.model.context().min(self.model.config().max_context_length);
         let name = adapter.map_or(self.name.clone(), |adapter| format!("{}:{adapter}", self.name));
-        ModelInfo { name, parent: adapter.map(|_| self.name.clone()), context }
+        ModelInfo { name, parent: adapter.map(|_| self.name.clone()), context, created: self.created }
     }
 
     /// The adapters of a request that names this model, and these adapters in the place of the model's.
     pub(crate) fn choose(
         &self,
-        model: Option<&String>,
+        model: Option<&str>,
         asked: Option<Vec<AskedAdapter>>,
     ) -> Result<Chosen, ApiError> {
-        self.adapters.choose(&self.name, model, asked)
+        self.adapters.choose(&self.name, model.map(|model| self.known(model)), asked)
     }
 
     /// Loads an adapter of the folder, on a thread that may take its time.

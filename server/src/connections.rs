@@ -1,20 +1,24 @@
 //! Connections: at most so many, none of which is silent for long before a request, or while an answer is written.
 
 use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::Sleep;
+use tower_service::Service;
 
 /// How long a connection may take until the header of a request is there.
 const HEADER: Duration = Duration::from_secs(30);
@@ -57,7 +61,16 @@ pub(crate) async fn serve(
     let open = GracefulShutdown::new();
     let (alive, closed) = watch::channel(());
     let begin = |(place, stream), http: &http1::Builder, open: &GracefulShutdown| {
-        let service = TowerToHyperService::new(router.clone());
+        let (client, has_ended) = Client::new();
+        let stream = HalfClosing { stream, client: client.clone(), answering: false };
+        let service = service_fn({
+            let router = router.clone();
+            move |request: Request<Incoming>| {
+                client.lock().answers = cfg!(unix);
+                let (answer, client) = (router.clone().call(request), client.clone());
+                async move { answer.await.map(|answer| answer.map(|body| Answer { body, client })) }
+            }
+        });
         let stream = TokioIo::new(Patient { stream, stalled: None });
         let connection = open.watch(http.serve_connection(stream, service));
         let mut closed = closed.clone();
@@ -67,6 +80,7 @@ pub(crate) async fn serve(
                 // An error is one of the client's.
                 _ = connection => {}
                 _ = closed.changed() => {}
+                () = left(has_ended) => {}
             }
         });
     };
@@ -92,6 +106,158 @@ pub(crate) async fn serve(
     };
     let _ = tokio::time::timeout(grace.saturating_add(FAREWELL), farewell).await;
     drop(alive);
+}
+
+/// Sent to a client that has ended its side of the connection and waits for an answer, or has left. One that has left refuses it.
+const PROCESSING: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
+
+/// What is known of the client of a connection, who may end its side before it has the answer.
+#[derive(Clone)]
+struct Client(Arc<Mutex<Waiting>>);
+
+struct Waiting {
+    /// Whether there is a request whose answer has not ended.
+    answers: bool,
+    /// Woken when the answer has ended.
+    reader: Option<Waker>,
+    /// Told when the client's side has ended.
+    ended: Option<oneshot::Sender<TcpStream>>,
+}
+
+impl Client {
+    fn new() -> (Client, oneshot::Receiver<TcpStream>) {
+        let (ended, has_ended) = oneshot::channel();
+        let waiting = Waiting { answers: false, reader: None, ended: Some(ended) };
+        (Client(Arc::new(Mutex::new(waiting))), has_ended)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The body of an answer.
+struct Answer {
+    body: Body,
+    client: Client,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let mut waiting = self.client.lock();
+        waiting.answers = false;
+        if let Some(reader) = waiting.reader.take() {
+            reader.wake();
+        }
+    }
+}
+
+impl http_body::Body for Answer {
+    type Data = <Body as http_body::Body>::Data;
+    type Error = <Body as http_body::Body>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A connection whose end is not told while a request is answered.
+struct HalfClosing {
+    stream: TcpStream,
+    client: Client,
+    /// Whether an answer has begun since a request came.
+    answering: bool,
+}
+
+impl AsyncRead for HalfClosing {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = out.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, out);
+        if !matches!(read, Poll::Ready(Ok(()))) || out.remaining() == 0 {
+            return read;
+        }
+        if out.filled().len() > before {
+            self.answering = false;
+            return read;
+        }
+        let mut waiting = self.client.lock();
+        if !waiting.answers {
+            return read;
+        }
+        waiting.reader = Some(cx.waker().clone());
+        if let Some(ended) = waiting.ended.take()
+            && let Some(copy) = copy(&self.stream)
+        {
+            if !self.answering {
+                let _ = self.stream.try_write(PROCESSING);
+            }
+            let _ = ended.send(copy);
+        }
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for HalfClosing {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.answering = true;
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.answering = true;
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Another handle of a connection.
+#[cfg(unix)]
+fn copy(stream: &TcpStream) -> Option<TcpStream> {
+    use std::os::fd::AsFd;
+    TcpStream::from_std(stream.as_fd().try_clone_to_owned().ok()?.into()).ok()
+}
+
+#[cfg(not(unix))]
+fn copy(_: &TcpStream) -> Option<TcpStream> {
+    None
+}
+
+/// Waits until a client has left that had ended its side of the connection.
+async fn left(has_ended: oneshot::Receiver<TcpStream>) {
+    let Ok(stream) = has_ended.await else { return std::future::pending().await };
+    if stream.ready(Interest::ERROR).await.is_err() {
+        std::future::pending().await
+    }
 }
 
 /// A connection that fails when nothing could be written to it for [`WRITE_PAUSE`].

@@ -39,7 +39,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -51,6 +51,10 @@ pub struct ServerOptions {
     pub address: SocketAddr,
     /// The model's name in requests and answers.
     pub model: String,
+    /// Other names of the model in requests.
+    pub aliases: Vec<String>,
+    /// Whether requests for other models are answered by this one, for clients whose name of a model cannot be set.
+    pub any_model_name: bool,
     /// Adapters (LoRA) that apply where a request asks for them, on the CPU only.
     pub adapters: Vec<NamedAdapter>,
     /// A folder of which requests can load adapters; `None`: they cannot.
@@ -88,6 +92,8 @@ impl ServerOptions {
         ServerOptions {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             model: model.into(),
+            aliases: Vec::new(),
+            any_model_name: false,
             adapters: Vec::new(),
             adapter_folder: None,
             key: None,
@@ -279,6 +285,9 @@ impl Server {
         let app = App {
             model,
             name: options.model,
+            aliases: options.aliases,
+            any_name: options.any_model_name,
+            created: SystemTime::now(),
             key: options.key,
             origins: options.origins.clone(),
             adapters: Arc::new(adapters),

@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tower_http::cors::CorsLayer;
+use tower_http::decompression::RequestDecompressionLayer;
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 /// A client that is refused may ask again after this many seconds.
@@ -101,12 +102,53 @@ pub(crate) fn router(app: Arc<App>, cors: Option<CorsLayer>) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(&app), refuse_late))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), count))
         .layer(DefaultBodyLimit::max(app.body))
+        .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
+        .layer(middleware::from_fn(check_encoding))
         .layer(RequestBodyTimeoutLayer::new(BODY_PAUSE))
         .with_state(app);
-    match cors {
+    let router = match cors {
         Some(cors) => router.layer(cors),
         None => router,
+    };
+    // Before routes are found.
+    Router::new().fallback_service(router).layer(middleware::map_request(with_plain_path))
+}
+
+/// Takes doubled and trailing slashes out of a path, which clients make of a base address that ends in one.
+async fn with_plain_path(mut request: Request) -> Request {
+    let path = request.uri().path();
+    if !path.contains("//") && (path.len() < 2 || !path.ends_with('/')) {
+        return request;
     }
+    let mut plain = String::from("/");
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        plain.extend([if plain.len() > 1 { "/" } else { "" }, part]);
+    }
+    if let Some(query) = request.uri().query() {
+        plain.extend(["?", query]);
+    }
+    if let Ok(uri) = plain.parse() {
+        *request.uri_mut() = uri;
+    }
+    request
+}
+
+/// Refuses bodies that are compressed in a way that is not read.
+async fn check_encoding(request: Request, next: Next) -> Response {
+    let encoding = request.headers().get(header::CONTENT_ENCODING);
+    let is_read = encoding.is_none_or(|name| {
+        name.to_str()
+            .is_ok_and(|name| ["gzip", "identity"].contains(&name.trim().to_ascii_lowercase().as_str()))
+    });
+    if is_read {
+        return next.run(request).await;
+    }
+    let path = request.uri().path().to_owned();
+    let problem = "the body is compressed in a way that is not supported, expected gzip or none".into();
+    let error = ApiError::Body(StatusCode::UNSUPPORTED_MEDIA_TYPE, problem);
+    let mut answer = refuse(api::dialect(&path), &error);
+    answer.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+    answer
 }
 
 fn handler(dialect: &'static dyn Dialect, action: Action) -> MethodRouter<Arc<App>> {
@@ -243,7 +285,7 @@ async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Re
     let (text, lora) = api::take_adapters(&text)?;
     let (request, mut left) = self::read(&app, read, &text)?;
     let ReplyRequest { prompts, n, options, score, seed, model, stream, fields, writer } = request;
-    let adapters = app.choose(model.as_ref(), lora)?;
+    let adapters = app.choose(model.as_deref(), lora)?;
     left.add_tools(&options, &fields);
     let biased: Vec<u32> = options.logit_bias.iter().map(|(token, _)| *token).collect();
     let in_request = |error: ApiError| error.in_request(&options, &fields);
@@ -278,7 +320,7 @@ async fn count_tokens(
     let (text, lora) = api::take_adapters(&text)?;
     let (request, left) = self::read(&app, read, &text)?;
     // They do not change how texts are tokenized.
-    app.choose(request.model.as_ref(), lora)?;
+    app.choose(request.model.as_deref(), lora)?;
     let permit = app.permit()?;
     let mut count = 0;
     for prompt in request.prompts {
@@ -291,7 +333,7 @@ async fn embed(app: Arc<App>, read: Read<EmbeddingRequest>, body: Body) -> Resul
     let text = text(body)?;
     let (text, lora) = api::take_adapters(&text)?;
     let (request, left) = self::read(&app, read, &text)?;
-    let adapters = app.choose(request.model.as_ref(), lora)?;
+    let adapters = app.choose(request.model.as_deref(), lora)?;
     let permit = app.permit()?;
     let deadline = Instant::now() + app.time;
     let turn = tokio::time::timeout_at(deadline.into(), Arc::clone(&app.embedding).acquire_owned());

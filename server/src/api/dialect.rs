@@ -7,6 +7,7 @@ use shohin::core::chat::fields::Reading;
 use shohin::core::chat::openai::CompletionId;
 use shohin::core::chat::{Chunk, Finish, TokenLogprob, Usage};
 use shohin::{ChatMessage, Model, TurnOptions};
+use std::time::SystemTime;
 
 /// An interface of the server.
 pub(crate) trait Dialect: Sync {
@@ -49,6 +50,8 @@ pub(crate) struct ModelInfo {
     pub(crate) parent: Option<String>,
     /// Tokens of its context.
     pub(crate) context: usize,
+    /// When it was loaded.
+    pub(crate) created: SystemTime,
 }
 
 /// A text, or its tokens.

@@ -1,5 +1,7 @@
 //! Which fields of requests are honoured, left aside and refused.
 
+mod http;
+
 use super::*;
 
 fn left_aside(answer: &Answer) -> String {

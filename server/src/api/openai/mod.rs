@@ -17,6 +17,7 @@ use crate::error::{ApiError, Fields};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use shohin::core::Error as CoreError;
+use std::time::UNIX_EPOCH;
 
 /// The last event of a stream.
 const DONE: &str = "[DONE]";
@@ -82,11 +83,13 @@ fn list(models: &[ModelInfo]) -> Value {
 }
 
 fn describe(model: &ModelInfo) -> Value {
-    let ModelInfo { name, parent, context } = model;
+    let ModelInfo { name, parent, context, created } = model;
+    let seconds = created.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let created = humantime::format_rfc3339_seconds(*created).to_string();
     json!({
-        "id": name, "object": "model", "created": 0, "owned_by": "shohin", "parent": parent,
+        "id": name, "object": "model", "created": seconds, "owned_by": "shohin", "parent": parent,
         "context_length": context,
-        "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+        "type": "model", "display_name": name, "created_at": created, "max_input_tokens": context,
     })
 }
 
