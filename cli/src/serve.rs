@@ -9,6 +9,10 @@ use shohin_server::{NamedAdapter, ServerOptions, StartError, is_adapter_name, se
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Maximum of --prompt-tokens: with a token of each of the other replies, at most 64, a step has no more than a device takes.
 const PROMPT_TOKENS: i64 = 65_536 - 64;
@@ -70,6 +74,13 @@ pub(crate) struct ServeArgs {
     /// Folder of adapters that requests can load, see POST /v1/adapters [default: they can load none]
     #[arg(long, value_name = "DIR")]
     lora_dir: Option<PathBuf>,
+    /// What is logged, on the standard error output: warn, info (a line for each answer), debug, or trace (requests, too); off for
+    /// nothing
+    #[arg(long, value_name = "LEVEL", env = "SHOHIN_LOG", default_value = "warn", value_parser = level)]
+    log: LevelFilter,
+    /// Form of the log
+    #[arg(long, value_name = "FORM", default_value = "text", value_parser = ["text", "json"])]
+    log_format: String,
     /// Refuse requests with fields that are not known, instead of leaving these aside
     #[arg(long)]
     strict: bool,
@@ -87,6 +98,26 @@ pub(crate) struct ServeArgs {
     cors: Vec<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+}
+
+/// A level of the log. An empty one, of a variable that is set to nothing, is the default.
+fn level(text: &str) -> std::result::Result<LevelFilter, String> {
+    match text {
+        "" => Ok(LevelFilter::WARN),
+        text => text.parse().map_err(|_| "expected off, error, warn, info, debug or trace".into()),
+    }
+}
+
+/// Writes what the server logs to the standard error output.
+fn begin_log(args: &ServeArgs) {
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let own = Targets::new().with_target("shohin", args.log);
+    let all = tracing_subscriber::registry();
+    // It is begun once.
+    let _ = match args.log_format.as_str() {
+        "json" => all.with(lines.json().with_filter(own)).try_init(),
+        _ => all.with(lines.with_filter(own)).try_init(),
+    };
 }
 
 /// The address of a name, or an address, which may be in brackets.
@@ -135,6 +166,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result {
     options.strict = args.strict;
     options.grace = Duration::from_secs(args.grace.into());
     options.check().map_err(refusal)?;
+    begin_log(args);
     let loaded = model.load()?;
     finish_caching(&loaded);
     model.remark_on(&loaded, false);

@@ -11,8 +11,9 @@ use shohin::core::chat::openai::CompletionId;
 use shohin::core::chat::{Chunk, Finish, Prompt, TokenLogprob, TurnOptions, Usage};
 use shohin::core::sample::{Logprob, Logprobs};
 use shohin::core::tokenizer::Special;
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::{Arc, OnceLock, Weak, mpsc as std_mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak, mpsc as std_mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 
@@ -43,7 +44,12 @@ pub(crate) struct App {
     pub(crate) body: usize,
     /// Whether requests with unknown fields are refused.
     pub(crate) strict: bool,
+    /// Fields that the log has named.
+    pub(crate) named: Mutex<BTreeSet<String>>,
 }
+
+/// Maximum number of fields that the log names.
+const MAX_NAMED: usize = 1000;
 
 impl App {
     /// What is told of the model, and of it with each of its adapters.
@@ -98,6 +104,12 @@ impl App {
         self.adapters.unload(name)?;
         self.metrics.forget_adapter(name);
         self.tasks.send(Task::Tidy).map_err(|_| ApiError::Stopped)
+    }
+
+    /// Whether the log has not named this field, which it does now.
+    pub(crate) fn is_new(&self, field: &str) -> bool {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        named.len() < MAX_NAMED && named.insert(field.into())
     }
 
     /// A permit for a request, unless the server shuts down.
@@ -167,7 +179,8 @@ impl App {
         tokens: &mut Vec<Vec<u32>>,
     ) -> Result<Vec<Updates>, ApiError> {
         let Asked { prompts, n, options, seed, adapters, permit } = request;
-        let deadline = Instant::now() + self.time;
+        let asked = Instant::now();
+        let deadline = asked + self.time;
         let mut all = Vec::new();
         for prompt in prompts {
             let prompt = self.prompt(prompt, options, permit).await?;
@@ -181,17 +194,17 @@ impl App {
                     seed.map_or_else(|| random() >> 32, |seed| seed.wrapping_add(i as u64));
                 let (sender, receiver) = engine::channel();
                 let (prompt, permit) = (prompt.clone(), Arc::clone(permit));
-                let job =
-                    Job { prompt, options, adapters: adapters.clone(), updates: sender, deadline, permit };
+                let adapters = adapters.clone();
+                let job = Job { prompt, options, adapters, updates: sender, asked, deadline, permit };
                 self.tasks.send(Task::Reply(Box::new(job))).map_err(|_| ApiError::Stopped)?;
-                all.push(Updates { receiver, first: None, prompt: Usage::default() });
+                all.push(Updates { receiver, first: None, prompt: Usage::default(), queued: Duration::ZERO });
             }
         }
         if let Some(updates) = all.first_mut() {
             updates.first = match updates.next().await {
                 Update::Failed(error) => return Err(error),
-                Update::Begun(usage) => {
-                    updates.prompt = usage;
+                Update::Begun(usage, queued) => {
+                    (updates.prompt, updates.queued) = (usage, queued);
                     None
                 }
                 first => Some(first),
@@ -284,6 +297,8 @@ pub(crate) struct Updates {
     first: Option<Update>,
     /// Counts of the prompt's tokens.
     pub(crate) prompt: Usage,
+    /// How long it has waited to begin.
+    pub(crate) queued: Duration,
 }
 
 impl Updates {
@@ -298,7 +313,7 @@ impl Updates {
     pub(crate) async fn whole(mut self, mut take: impl FnMut(Chunk)) -> Result<Finish, ApiError> {
         loop {
             match self.next().await {
-                Update::Begun(_) => {}
+                Update::Begun(..) => {}
                 Update::Chunk(chunk) => take(chunk),
                 Update::End(finish) => return Ok(*finish),
                 Update::Failed(error) => return Err(error),

@@ -1,7 +1,7 @@
 //! Connections: at most so many, none of which is silent for long before a request, or while an answer is written.
 
+use crate::body::Held;
 use axum::Router;
-use axum::body::Body;
 use axum::http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -67,8 +67,8 @@ pub(crate) async fn serve(
             let router = router.clone();
             move |request: Request<Incoming>| {
                 client.lock().answers = cfg!(unix);
-                let (answer, client) = (router.clone().call(request), client.clone());
-                async move { answer.await.map(|answer| answer.map(|body| Answer { body, client })) }
+                let (answer, held) = (router.clone().call(request), Answering(client.clone()));
+                async move { answer.await.map(|answer| answer.map(|body| Held { body, _held: held })) }
             }
         });
         let stream = TokioIo::new(Patient { stream, stalled: None });
@@ -136,39 +136,16 @@ impl Client {
     }
 }
 
-/// The body of an answer.
-struct Answer {
-    body: Body,
-    client: Client,
-}
+/// Says when it is dropped that an answer has ended.
+struct Answering(Client);
 
-impl Drop for Answer {
+impl Drop for Answering {
     fn drop(&mut self) {
-        let mut waiting = self.client.lock();
+        let mut waiting = self.0.lock();
         waiting.answers = false;
         if let Some(reader) = waiting.reader.take() {
             reader.wake();
         }
-    }
-}
-
-impl http_body::Body for Answer {
-    type Data = <Body as http_body::Body>::Data;
-    type Error = <Body as http_body::Body>::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<http_body::Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> http_body::SizeHint {
-        self.body.size_hint()
     }
 }
 

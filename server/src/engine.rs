@@ -47,6 +47,7 @@ pub(crate) struct Job {
     pub(crate) options: TurnOptions,
     pub(crate) adapters: Chosen,
     pub(crate) updates: Sender,
+    pub(crate) asked: Instant,
     /// When it is given up.
     pub(crate) deadline: Instant,
     /// Its permit in the server, until it has ended.
@@ -56,8 +57,8 @@ pub(crate) struct Job {
 /// What becomes of a reply.
 #[derive(Debug)]
 pub(crate) enum Update {
-    /// Its prompt is computed: counts of its tokens.
-    Begun(Usage),
+    /// Its prompt is computed: counts of its tokens, and how long it has waited to begin.
+    Begun(Usage, Duration),
     Chunk(Chunk),
     End(Box<Finish>),
     Failed(ApiError),
@@ -68,7 +69,7 @@ impl Update {
         match self {
             Update::Chunk(chunk) => EVENT + bytes(chunk),
             // One each, at most.
-            Update::Begun(_) | Update::End(_) | Update::Failed(_) => 0,
+            Update::Begun(..) | Update::End(_) | Update::Failed(_) => 0,
         }
     }
 }
@@ -132,7 +133,8 @@ struct Active {
     chunk: Chunk,
     collector: ChunkCollector,
     end: Option<Update>,
-    started: Instant,
+    asked: Instant,
+    queued: Duration,
     has_begun: bool,
     _permit: Permit,
 }
@@ -165,15 +167,17 @@ struct Set {
 }
 
 impl Set {
-    fn begin(&mut self, job: Job) {
-        let Job { prompt, options, adapters: _, updates, deadline, permit } = job;
+    fn begin(&mut self, job: Job, metrics: &Metrics) {
+        let Job { prompt, options, adapters: _, updates, asked, deadline, permit } = job;
         match self.scheduler.begin(prompt, &options) {
             Ok(id) => {
-                let started = Instant::now();
+                let queued = asked.elapsed();
+                metrics.count_queued(queued);
                 let (chunk, collector) = Default::default();
                 let (end, has_begun) = (None, false);
+                let _permit = permit;
                 let reply =
-                    Active { updates, deadline, chunk, collector, end, started, has_begun, _permit: permit };
+                    Active { updates, deadline, chunk, collector, end, asked, queued, has_begun, _permit };
                 self.active.insert(id, reply);
             }
             Err(error) => updates.send(Update::Failed(ApiError::Model(error))),
@@ -234,9 +238,10 @@ impl Set {
             if reply.is_due() {
                 if !reply.has_begun {
                     reply.has_begun = true;
-                    metrics.count_first_token(reply.started.elapsed());
+                    metrics.count_first_token(reply.asked.elapsed());
                     if let Some(usage) = usage(*id, reply.end.as_ref()) {
-                        reply.updates.send(Update::Begun(Usage { completion_tokens: 0, ..usage }));
+                        let usage = Usage { completion_tokens: 0, ..usage };
+                        reply.updates.send(Update::Begun(usage, reply.queued));
                     }
                 }
                 reply.updates.send(Update::Chunk(std::mem::take(&mut reply.chunk)));
@@ -244,6 +249,7 @@ impl Set {
             let Some(end) = reply.end.take() else { return true };
             if let Update::End(finish) = &end {
                 metrics.count_reply(&finish.usage, &self.adapters);
+                metrics.count_reply_time(reply.asked.elapsed());
             }
             reply.updates.send(end);
             false
@@ -401,8 +407,9 @@ impl Engine {
                 continue;
             }
             let Some(job) = self.queue.remove(waiting) else { return };
+            let metrics = Arc::clone(&self.metrics);
             match self.set(&job.adapters) {
-                Ok(set) => set.begin(job),
+                Ok(set) => set.begin(job, &metrics),
                 Err(error) => job.updates.send(Update::Failed(ApiError::Model(error))),
             }
             self.share_room();

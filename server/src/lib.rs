@@ -12,6 +12,9 @@
 //! | `GET /` | a page to chat |
 //! | `GET /health`, `GET /metrics` | whether it answers; counts for Prometheus |
 //!
+//! The log is written with [`tracing`](https://docs.rs/tracing): a line for each answer at level `info`, without anything of what was
+//! said, and requests at level `trace`.
+//!
 //! Replies are computed together: each step reads the weights once for all of them (see [`shohin::scheduler`]). Requests
 //! beyond [`ServerOptions::replies`] wait in a queue, and beyond [`ServerOptions::queue`] are refused with status 429.
 
@@ -19,9 +22,11 @@ mod access;
 mod adapters;
 mod api;
 mod app;
+mod body;
 mod connections;
 mod engine;
 mod error;
+mod log;
 mod metrics;
 mod page;
 mod routes;
@@ -37,7 +42,7 @@ use shohin::Model;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::net::TcpListener;
@@ -80,7 +85,7 @@ pub struct ServerOptions {
     /// How long a request may take.
     pub time: Duration,
     /// Whether requests with fields that are not known are refused. Otherwise they are left aside, and named in the
-    /// answer's header `shohin-left-aside`.
+    /// answer's header `shohin-left-aside` and in the log.
     pub strict: bool,
     /// How long replies may take to end when the server shuts down; clients then have two seconds to read how they end.
     pub grace: Duration,
@@ -300,6 +305,7 @@ impl Server {
             time: options.time,
             body: options.body,
             strict: options.strict,
+            named: Mutex::default(),
         };
         Ok(Server {
             listener,
@@ -322,17 +328,20 @@ impl Server {
     /// left after that ends with an error, and connections that are still open two seconds later are closed. Until the last
     /// reply has ended, new requests, `/health` too, are refused with status 503.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let Server { listener, connections, app, last, grace, origins, engine, .. } = self;
+        let Server { listener, connections, address, app, last, grace, origins, engine } = self;
+        tracing::info!(%address, model = app.name, "listening");
         // They have been checked.
         let cors = access::cors(&origins).ok().flatten();
         let router = routes::router(app, cors);
         let stop = async move {
             shutdown.await;
+            tracing::info!(grace_s = grace.as_secs(), "shutting down");
             // Only the first shutdown counts.
             let _ = last.set(Instant::now() + grace);
         };
         connections::serve(listener, router, connections, stop, grace).await;
         // Nobody can ask any more: it ends with its last reply.
         let _ = tokio::task::spawn_blocking(move || engine.join()).await;
+        tracing::info!("ended");
     }
 }

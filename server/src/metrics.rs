@@ -19,14 +19,52 @@ pub(crate) struct Metrics {
     cached_tokens: AtomicU64,
     completion_tokens: AtomicU64,
     cancelled: AtomicU64,
-    first_tokens: AtomicU64,
-    /// Microseconds until first tokens, from where a reply began.
-    first_token_time: AtomicU64,
+    /// Times of replies from the request on.
+    first_token_times: Histogram,
+    queue_times: Histogram,
+    reply_times: Histogram,
     replies: AtomicU64,
     queued: AtomicU64,
     held_tokens: AtomicU64,
     cache_bytes: AtomicU64,
     adapter_sets: AtomicU64,
+}
+
+/// Upper bounds of a histogram's buckets in milliseconds.
+const BOUNDS: [u64; 14] = [5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 300_000];
+
+/// Counts of times by their length.
+#[derive(Debug, Default)]
+struct Histogram {
+    /// Of times up to each bound, but not up to the one before it.
+    counts: [AtomicU64; BOUNDS.len()],
+    all: AtomicU64,
+    microseconds: AtomicU64,
+}
+
+impl Histogram {
+    fn add(&self, time: Duration) {
+        let at = BOUNDS.partition_point(|bound| Duration::from_millis(*bound) < time);
+        if let Some(count) = self.counts.get(at) {
+            count.fetch_add(1, Relaxed);
+        }
+        self.all.fetch_add(1, Relaxed);
+        self.microseconds.fetch_add(time.as_micros() as u64, Relaxed);
+    }
+
+    fn write(&self, name: &str, out: &mut String) {
+        let mut count = 0;
+        for (bound, one) in BOUNDS.iter().zip(&self.counts) {
+            count += one.load(Relaxed);
+            let seconds = *bound as f64 / 1e3;
+            let _ = writeln!(out, "shohin_{name}_bucket{{le=\"{seconds}\"}} {count}");
+        }
+        let (all, sum) = (self.all.load(Relaxed), self.microseconds.load(Relaxed) as f64 / 1e6);
+        let _ = writeln!(
+            out,
+            "shohin_{name}_bucket{{le=\"+Inf\"}} {all}\nshohin_{name}_sum {sum}\nshohin_{name}_count {all}"
+        );
+    }
 }
 
 /// What the server does now.
@@ -64,8 +102,15 @@ impl Metrics {
     }
 
     pub(crate) fn count_first_token(&self, after: Duration) {
-        self.first_tokens.fetch_add(1, Relaxed);
-        self.first_token_time.fetch_add(after.as_micros() as u64, Relaxed);
+        self.first_token_times.add(after);
+    }
+
+    pub(crate) fn count_queued(&self, time: Duration) {
+        self.queue_times.add(time);
+    }
+
+    pub(crate) fn count_reply_time(&self, time: Duration) {
+        self.reply_times.add(time);
     }
 
     pub(crate) fn count_cancelled(&self) {
@@ -97,18 +142,14 @@ impl Metrics {
         for (name, tokens) in self.adapters.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let _ = writeln!(out, "shohin_adapter_completion_tokens_total{{adapter=\"{name}\"}} {tokens}");
         }
-        let seconds = self.first_token_time.load(Relaxed) as f64 / 1e6;
-        head(
-            &mut out,
-            "first_token_seconds",
-            "summary",
-            "Time from the beginning of a reply to its first token.",
-        );
-        let count = self.first_tokens.load(Relaxed);
-        let _ = writeln!(
-            out,
-            "shohin_first_token_seconds_sum {seconds}\nshohin_first_token_seconds_count {count}"
-        );
+        for (name, times, help) in [
+            ("queue_seconds", &self.queue_times, "Time from a request to the beginning of its reply."),
+            ("first_token_seconds", &self.first_token_times, "Time from a request to its first token."),
+            ("reply_seconds", &self.reply_times, "Time from a request to the end of its reply."),
+        ] {
+            head(&mut out, name, "histogram", help);
+            times.write(name, &mut out);
+        }
         for (name, kind, value, help) in [
             ("prompt_tokens_total", "counter", &self.prompt_tokens, "Computed tokens of prompts."),
             (

@@ -5,8 +5,10 @@ use crate::api::{
     self, Action, Begun, DIALECTS, Dialect, EmbeddingRequest, Event, Input, Read, ReplyRequest, ReplyWriter,
 };
 use crate::app::{App, Asked, Updates, random};
+use crate::body::Held;
 use crate::engine::Update;
 use crate::error::{ApiError, Fields};
+use crate::log::{Line, Record};
 use crate::page;
 use axum::Router;
 use axum::body::Bytes;
@@ -20,6 +22,7 @@ use axum::routing::{MethodRouter, delete, get, post};
 use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
 use shohin::core;
+use shohin::core::chat::Usage;
 use shohin::core::chat::fields::{Object, Reading, refused};
 use shohin::core::constrain::Grammar;
 use shohin::{Model, TurnOptions};
@@ -209,15 +212,19 @@ async fn authorize(State(app): Shared, request: Request, next: Next) -> Response
     }
 }
 
-/// Counts answers.
+/// Counts answers, and writes a line of the log for each when it has ended.
 async fn count(State(app): Shared, request: Request, next: Next) -> Response {
-    let path = request.uri().path();
+    let path = request.uri().path().to_owned();
     let mut known = DIALECTS.iter().flat_map(|dialect| dialect.routes()).map(|route| route.path);
     let known = known.find(|known| *known == path && !known.contains('{'));
     let known = known.or_else(|| OWN_PATHS.into_iter().find(|known| *known == path));
-    let response = next.run(request).await;
-    app.metrics.count_answer(known.unwrap_or("other"), response.status().as_u16());
-    response
+    let (method, since) = (request.method().to_string(), Instant::now());
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16();
+    app.metrics.count_answer(known.unwrap_or("other"), status);
+    let record = response.extensions_mut().remove::<Record>().unwrap_or_default();
+    let line = Line { method, path, status, since, record };
+    response.map(|body| axum::body::Body::new(Held { body, _held: line }))
 }
 
 async fn health(State(app): Shared) -> Response {
@@ -260,8 +267,11 @@ impl LeftAside {
         }
     }
 
-    /// Adds their header to an answer.
-    fn tell(self, mut answer: Response) -> Response {
+    /// Adds their header to an answer, and names each once in the log.
+    fn tell(self, app: &App, mut answer: Response) -> Response {
+        for name in self.0.iter().filter(|name| app.is_new(name)) {
+            tracing::warn!(field = name.as_str(), "a field of a request is left aside");
+        }
         let mut text = String::new();
         for name in &self.0 {
             if text.len() + name.len() > MAX_HEADER {
@@ -291,6 +301,7 @@ async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Re
     let in_request = |error: ApiError| error.in_request(&options, &fields);
     app.model.check_tokens(&biased).map_err(|error| ApiError::from(error).at_field("logit_bias"))?;
     let permit = app.permit()?;
+    let since = Instant::now();
     let asked = Asked { prompts, n, options: &options, seed, adapters: &adapters, permit: &permit };
     let mut tokens = Vec::new();
     let all = app.begin(asked, &mut tokens).await.map_err(in_request)?;
@@ -298,16 +309,27 @@ async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Re
         Some(top) => app.score(tokens, top, &adapters, permit).await?,
         None => Vec::new(),
     };
-    let prompt = all.first().map_or_else(Default::default, |first| first.prompt);
+    let (prompt, queued) = all.first().map_or_else(Default::default, |first| (first.prompt, first.queued));
+    let record = Record::default();
+    let first = since.elapsed();
+    record.update(|taken| (taken.queued, taken.first) = (Some(queued), Some(first)));
     let mut writer = writer(Begun { id: app.id(&adapters), prompt, model: app.model.clone(), scores });
     if stream {
-        return Ok(left.tell(streamed(all, writer)));
+        return Ok(left.tell(&app, recorded(streamed(all, writer, record.clone()), record)));
     }
     let mut finished = Vec::new();
     for (i, updates) in all.into_iter().enumerate() {
-        finished.push(updates.whole(|chunk| writer.collect(i, chunk)).await?);
+        let finish = updates.whole(|chunk| writer.collect(i, chunk)).await?;
+        record.update(|taken| taken.usage = Usage::sum([finish.usage, taken.usage]));
+        finished.push(finish);
     }
-    Ok(left.tell(json_text(writer.whole(&finished))))
+    Ok(left.tell(&app, recorded(json_text(writer.whole(&finished)), record)))
+}
+
+/// An answer with what is told of it to the log.
+fn recorded(mut answer: Response, record: Record) -> Response {
+    answer.extensions_mut().insert(record);
+    answer
 }
 
 async fn count_tokens(
@@ -326,7 +348,7 @@ async fn count_tokens(
     for prompt in request.prompts {
         count += app.count_tokens(prompt, &request.options, &permit).await?;
     }
-    Ok(left.tell(axum::Json(write(count)).into_response()))
+    Ok(left.tell(&app, axum::Json(write(count)).into_response()))
 }
 
 async fn embed(app: Arc<App>, read: Read<EmbeddingRequest>, body: Body) -> Result<Response, ApiError> {
@@ -339,6 +361,7 @@ async fn embed(app: Arc<App>, read: Read<EmbeddingRequest>, body: Body) -> Resul
     let turn = tokio::time::timeout_at(deadline.into(), Arc::clone(&app.embedding).acquire_owned());
     // It is never closed.
     let turn = turn.await.map_err(|_| ApiError::TimedOut)?.map_err(|_| ApiError::Stopped)?;
+    let told = Arc::clone(&app);
     let (model, name, last) = (app.model.clone(), adapters.name(&app.name), Arc::clone(&app.last));
     let (sender, receiver) = oneshot::channel();
     // The thread goes on when a client leaves, which drops what waits here: it keeps the permit and the turn until it ends,
@@ -353,7 +376,7 @@ async fn embed(app: Arc<App>, read: Read<EmbeddingRequest>, body: Body) -> Resul
         let answer = embeddings(&model, &adapters, &name, request, go_on);
         let _ = sender.send(answer); // Err: the client has gone
     });
-    Ok(left.tell(json_text(receiver.await.map_err(|_| ApiError::Stopped)??)))
+    Ok(left.tell(&told, json_text(receiver.await.map_err(|_| ApiError::Stopped)??)))
 }
 
 /// The answer to a request for embeddings. Asks before each text whether to go on.
@@ -419,7 +442,7 @@ async fn unload_adapter(State(app): Shared, uri: Uri, name: Result<Path<String>,
 }
 
 /// Sends replies as they are computed.
-fn streamed(all: Vec<Updates>, writer: Box<dyn ReplyWriter>) -> Response {
+fn streamed(all: Vec<Updates>, writer: Box<dyn ReplyWriter>, record: Record) -> Response {
     let updates = |(i, updates): (usize, Updates)| {
         Box::pin(stream::unfold(Some(updates), move |updates| async move {
             let mut updates = updates?;
@@ -431,17 +454,18 @@ fn streamed(all: Vec<Updates>, writer: Box<dyn ReplyWriter>) -> Response {
     let left = all.len();
     let all = stream::select_all(all.into_iter().enumerate().map(updates));
     let parts = stream::unfold(
-        (all, left, writer, VecDeque::new()),
-        |(mut all, mut left, mut writer, mut ready)| async move {
+        (all, left, writer, record, VecDeque::new()),
+        |(mut all, mut left, mut writer, record, mut ready)| async move {
             loop {
                 if let Some(event) = ready.pop_front() {
-                    return Some((Ok(sse_event(event)), (all, left, writer, ready)));
+                    return Some((Ok(sse_event(event)), (all, left, writer, record, ready)));
                 }
                 let (i, update) = all.next().await?;
                 match update {
-                    Update::Begun(_) => {}
+                    Update::Begun(..) => {}
                     Update::Chunk(chunk) => ready.extend(writer.chunk(i, &chunk)),
                     Update::End(finish) => {
+                        record.update(|taken| taken.usage = Usage::sum([finish.usage, taken.usage]));
                         ready.extend(writer.finish(i, &finish));
                         left -= 1;
                         if left == 0 {
@@ -480,5 +504,7 @@ fn json_text(text: String) -> Response {
 
 /// The text of a request.
 fn text(body: Body) -> Result<String, ApiError> {
-    String::from_utf8(body.0?.into()).map_err(|_| ApiError::Encoding)
+    let text = String::from_utf8(body.0?.into()).map_err(|_| ApiError::Encoding)?;
+    tracing::trace!(text, "request");
+    Ok(text)
 }

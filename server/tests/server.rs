@@ -32,12 +32,22 @@ impl Running {
     }
 
     fn with(model: &Model, change: impl FnOnce(&mut ServerOptions)) -> Running {
+        Running::within(model, change, || ())
+    }
+
+    /// On a thread with what `prepare` makes.
+    fn within<T>(
+        model: &Model,
+        change: impl FnOnce(&mut ServerOptions),
+        prepare: impl FnOnce() -> T + Send + 'static,
+    ) -> Running {
         let model = model.clone();
         let mut options = ServerOptions::new("sprout");
         change(&mut options);
         let (stop, stopped) = oneshot::channel();
         let (address, bound) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
+            let _prepared = prepare();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let server = Server::bind(model, options).await.unwrap();

@@ -1,6 +1,7 @@
 //! Which fields of requests are honoured, left aside and refused.
 
 mod http;
+mod log;
 
 use super::*;
 
