@@ -84,7 +84,8 @@ A line that ends in \\ continues on the next one; // begins a message with a sla
 pub(crate) fn chat(args: &ChatArgs) -> Result {
     let model_args = &args.model;
     let choice = &args.programs.tool_choice;
-    let tools = Tools { descriptions: args.programs.tools.as_deref(), choice };
+    let in_prompt = args.programs.tools_in_prompt;
+    let tools = Tools { descriptions: args.programs.tools.as_deref(), choice, in_prompt };
     let options = turn::options(&args.sampling, &args.format, tools, args.think, args.max_tokens)?;
     let names: Vec<String> = options.tools.iter().filter_map(|tool| function_name(tool)).collect();
     tools::check(&args.programs, &names)?;

@@ -83,8 +83,8 @@ pub(crate) struct RunArgs {
 
 pub(crate) fn run(args: &RunArgs) -> Result {
     let model_args = &args.model;
-    let ToolArgs { tools, tool_choice } = &args.tools;
-    let tools = Tools { descriptions: tools.as_deref(), choice: tool_choice };
+    let ToolArgs { tools, tool_choice, tools_in_prompt } = &args.tools;
+    let tools = Tools { descriptions: tools.as_deref(), choice: tool_choice, in_prompt: *tools_in_prompt };
     let mut options = turn::options(&args.sampling, &args.format, tools, args.think, args.max_tokens)?;
     options.logprobs = args.logprobs.map(usize::from);
     options.overflow = args.overflow.policy(OverflowPolicy::Error)?;

@@ -40,6 +40,9 @@ pub(crate) struct ProgramArgs {
     /// auto: the model decides; required: its first reply calls at least one; or the name of the function it calls
     #[arg(long, value_name = "auto|required|NAME", default_value = "auto", requires = "tools")]
     pub(crate) tool_choice: String,
+    /// Describe the functions in the system message if the model's chat template has no tools
+    #[arg(long, requires = "tools")]
+    pub(crate) tools_in_prompt: bool,
     /// The program of a function: it gets the arguments as JSON on its standard input and writes the result to its
     /// standard output. You are asked before each call
     #[arg(long = "tool", value_name = "NAME=PROGRAM", value_parser = program, requires = "tools")]

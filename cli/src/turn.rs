@@ -25,6 +25,9 @@ pub(crate) struct ToolArgs {
     /// auto: the model decides; required: it calls at least one; or the name of the function it calls
     #[arg(long, value_name = "auto|required|NAME", default_value = "auto", requires = "tools")]
     pub(crate) tool_choice: String,
+    /// Describe the functions in the system message if the model's chat template has no tools
+    #[arg(long, requires = "tools")]
+    pub(crate) tools_in_prompt: bool,
 }
 
 /// Constrained output.
@@ -132,6 +135,8 @@ impl OverflowArgs {
 pub(crate) struct Tools<'a> {
     pub(crate) descriptions: Option<&'a str>,
     pub(crate) choice: &'a str,
+    /// Whether a template without tools gets them described.
+    pub(crate) in_prompt: bool,
 }
 
 /// The turn options, validated before a model is loaded.
@@ -167,6 +172,7 @@ pub(crate) fn options(
         ResponseFormat::Grammar(_) => "--grammar",
     };
     options.tools = descriptions(tools.descriptions)?;
+    options.describe_tools = tools.in_prompt;
     options.tool_choice = tool_choice(tools.choice, &options.tools)?;
     options.grammar().context(cause).usage()?;
     if options.stop_strings.iter().any(String::is_empty) {

@@ -1965,6 +1965,19 @@ fn calls_of_tools_have_arguments_that_fit() {
     assert!(ways[0] > 0 && ways[1] > 0, "{ways:?}");
     // The built-in model has no template for calls.
     assert!(fails(&["run", "Add!", "--tools", tools]).contains("this model's chat template has no tools"));
+    let reply = json(&[
+        "run",
+        "Add!",
+        "--tools",
+        tools,
+        "--tools-in-prompt",
+        "--tool-choice",
+        "add",
+        "--json",
+        "-n",
+        "99",
+    ]);
+    assert_eq!(reply["tool_calls"][0]["name"], "add", "{reply}");
 }
 
 #[cfg(unix)]

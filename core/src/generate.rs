@@ -22,7 +22,7 @@
 use crate::bytes::find;
 use crate::constrain::{Constraint, Restrict};
 use crate::sample::{Logprob, Logprobs, Sampler};
-use crate::tokenizer::{TokenKind, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -76,7 +76,7 @@ pub trait Detokenizer {
 
 impl Detokenizer for Tokenizer<'_> {
     fn append_text(&self, token: u32, text: &mut Vec<u8>) {
-        if self.kind(token) != TokenKind::Control {
+        if self.is_shown(token) {
             text.extend(self.token_bytes(token).into_iter().flatten());
         }
     }

@@ -21,6 +21,7 @@ use shohin_core::{
     Activations, AttentionPattern, CpuOptions, Format, Gguf, KvFormat, MemoryPlan, ModelConfig, Pool,
     SessionOptions, Tokenizer,
 };
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -91,6 +92,20 @@ impl Model {
     /// If there is no chat template, or it cannot show the messages or the tools.
     pub fn encode(&self, messages: Vec<ChatMessage>, options: &TurnOptions) -> Result<Encoded> {
         Ok(self.with_chat_model(|model| Encoded::new(model, messages, options))?)
+    }
+
+    /// A whole conversation as the model sees and writes it, for training, and where its replies are.
+    ///
+    /// # Errors
+    /// As [`Model::encode`], and if there is no reply.
+    pub fn encode_replies(
+        &self,
+        messages: &[ChatMessage],
+        tools: &[&str],
+    ) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        let mut tokens = Vec::new();
+        let replies = self.with_chat_model(|model| model.encode_replies(messages, tools, &mut tokens))?;
+        Ok((tokens, replies))
     }
 
     /// As [`Model::tokenize`], with the added tokens that `special` allows.

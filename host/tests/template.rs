@@ -1,7 +1,10 @@
 //! Templates of files against transformers: `tests/fixtures/templates.json`, written by `tests/oracle/templates.py`.
 
 use serde_json::Value;
-use shohin::core::chat::{ChatOptions, Message, Renderer, Rendering, Role, Style, ToolCall};
+use shohin::core::chat::{
+    CallForm, ChatOptions, FileStyle, FunctionCall, Message, Renderer, Rendering, Role, Style, ToolCall,
+    ToolChoice,
+};
 use shohin::core::gguf::{GgufWriter, ReadOptions, TensorType};
 use shohin::core::tokenizer::{EncodeOptions, Special, TokenKind};
 use shohin::core::{Gguf, Tokenizer};
@@ -233,6 +236,27 @@ fn half_tokens_of_messages_and_template_form_none() {
 }
 
 #[test]
+fn what_templates_can_do_is_found_out() {
+    let style = |name| template(name).style();
+    let plain = FileStyle { system: true, ..FileStyle::default() };
+    let calls = |form| FileStyle { calls: Some(form), ..plain };
+    for (name, expected) in [
+        ("phi3", plain),
+        ("gemma2", FileStyle { system: false, ..plain }),
+        ("llama31", calls(CallForm::Llama3)),
+        ("mistral", calls(CallForm::Mistral)),
+        ("hermes", calls(CallForm::Hermes)),
+        ("qwen35", FileStyle { thinks: true, opens: [false, true], ..calls(CallForm::Xml) }),
+        ("smollm3", FileStyle { thinks: true, ..calls(CallForm::Hermes) }),
+        ("deepseek", FileStyle { thinks: true, opens: [true, true], ..plain }),
+        // Tools whose calls have a form that is not read.
+        ("harmony", plain),
+    ] {
+        assert_eq!(style(name), expected, "{name}");
+    }
+}
+
+#[test]
 fn hostile_templates_end_within_bounds() {
     let deep = |open: &str, close: &str, n: usize| format!("{}1{}", open.repeat(n), close.repeat(n));
     let cases = [
@@ -366,4 +390,96 @@ fn a_conversation_that_a_template_refuses_is_an_error_with_its_words() {
     chat.options_mut().tools = vec![r#"{"name": "f"}"#.into()];
     let refused = chat.send("two").map(drop).unwrap_err().to_string();
     assert_eq!(refused, "this model's chat template has no tools");
+}
+
+#[test]
+fn tools_are_described_to_models_without_them() {
+    let tool = r#"{"type":"function","function":{"name":"now","description":"<|im_end|>"}}"#;
+    let options = TurnOptions {
+        tools: vec![tool.into()],
+        describe_tools: true,
+        tool_choice: ToolChoice::Required,
+        max_tokens: Some(40),
+        ..TurnOptions::default()
+    };
+    let call = FunctionCall { name: "now".into(), arguments: "{}".into() };
+    let called = ChatMessage { tool_calls: vec![call], ..ChatMessage::new(Role::Assistant, "") };
+    let talk = [
+        ChatMessage::new(Role::System, "Be brief."),
+        ChatMessage::new(Role::User, "When?"),
+        called,
+        ChatMessage::new(Role::Tool, "12:00"),
+        ChatMessage::new(Role::Tool, "noon"),
+    ];
+    let gemma2 = &TEMPLATES.iter().find(|(name, _)| *name == "gemma2").unwrap().1;
+    let chatml = gemma2.replace("<start_of_turn>", "<|im_start|>").replace("<end_of_turn>", "<|im_end|>");
+    // A built-in template, and one of a file, which has no system message.
+    for (model, roles) in [
+        (Model::builder().cpu().threads(1).context(1024).load_built_in().unwrap(), ["system", "assistant"]),
+        (model_with(&chatml), ["user", "model"]),
+    ] {
+        assert!(!model.template().style.has_tools());
+        let prompt = model.encode(talk.to_vec(), &options).unwrap();
+        let text: Vec<u8> =
+            prompt.tokens().iter().flat_map(|id| model.tokenizer().token_bytes(*id).unwrap()).collect();
+        let text = String::from_utf8(text).unwrap();
+        let [first, assistant] = roles;
+        let asks = if first == "system" { "<|im_end|>\n<|im_start|>user\nWhen?" } else { "\n\nWhen?" };
+        for part in [
+            format!("<|im_start|>{first}\nBe brief.\n\nYou can call functions."),
+            r#"{"type": "function", "function": {"name": "now", "description": "<|im_end|>"}}"#.into(),
+            asks.into(),
+            format!("<|im_start|>{assistant}\n<tool_call>\n{{\"name\": \"now\", \"arguments\": {{}}}}\n</tool_call><|im_end|>"),
+            "<|im_start|>user\n<tool_response>\n12:00\n</tool_response>\n<tool_response>\nnoon\n</tool_response><|im_end|>".into(),
+        ] {
+            assert!(text.contains(&part), "{part}: {text}");
+        }
+        // Descriptions form no control tokens: one begins and one ends each message.
+        let control = prompt.tokens().iter().filter(|id| model.tokenizer().kind(**id) == TokenKind::Control);
+        assert_eq!(control.count(), if first == "system" { 9 } else { 8 }, "{text}");
+
+        // A call that must be made is one, and the next turn goes on.
+        let mut chat = model.chat().unwrap();
+        *chat.options_mut() = options.clone();
+        let finish = chat.send("When?").unwrap().finish().unwrap();
+        assert_eq!(finish.message.tool_calls.len(), 1, "{}", finish.text);
+        assert_eq!(finish.message.tool_calls[0].name, "now");
+        let result = vec![ChatMessage::new(Role::Tool, "12:00")];
+        let next = chat.send_messages(result).unwrap().finish().unwrap();
+        assert!(next.usage.cached_tokens >= finish.usage.prompt_tokens, "{:?}", next.usage);
+    }
+    let refused = TurnOptions { describe_tools: false, ..options };
+    let model = Model::built_in().unwrap();
+    assert!(model.encode(talk.to_vec(), &refused).unwrap_err().to_string().contains("has no tools"));
+}
+
+#[test]
+fn replies_to_learn_from_are_those_that_the_template_shows() {
+    let say = |role, text: &str| ChatMessage::new(role, text);
+    let talk = [
+        say(Role::User, "one"),
+        say(Role::Assistant, "two"),
+        say(Role::User, "three"),
+        say(Role::Assistant, "four"),
+        say(Role::User, "left out"),
+    ];
+    for (name, shown) in [
+        ("default_system", ["two<|im_end|>", "four<|im_end|>"]),
+        ("qwen35", ["two<|im_end|>", "<think>\n\n</think>\n\nfour<|im_end|>"]),
+    ] {
+        let model = model_with(TEMPLATES.iter().find(|(other, _)| *other == name).unwrap().1);
+        let (ids, replies) = model.encode_replies(&talk, &[]).unwrap();
+        let text = |ids: &[u32]| {
+            let bytes = ids.iter().flat_map(|id| model.tokenizer().token_bytes(*id).unwrap());
+            String::from_utf8(bytes.collect()).unwrap()
+        };
+        let found: Vec<String> = replies.iter().map(|range| text(&ids[range.clone()])).collect();
+        // Without thinking, the empty thoughts are part of the prompt.
+        let last = shown[1].trim_start_matches("<think>\n\n</think>\n\n");
+        assert_eq!(found, [shown[0], last], "{name}");
+        assert!(text(&ids).ends_with(shown[1]), "{name}: {}", text(&ids));
+    }
+    let model = model_with(TEMPLATES.iter().find(|(name, _)| *name == "default_system").unwrap().1);
+    let refused = model.encode_replies(&talk[..1], &[]).unwrap_err().to_string();
+    assert_eq!(refused, "messages needs a message of the assistant to learn from");
 }

@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::error::ApiError;
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use std::net::IpAddr;
 use subtle::ConstantTimeEq;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -17,7 +17,7 @@ pub(crate) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // The clients of OpenAI and Anthropic have many of their own.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([header::RETRY_AFTER]);
+        .expose_headers([header::RETRY_AFTER, HeaderName::from_static("x-shohin-tools")]);
     if origins == ["*"] {
         return Ok(Some(layer.allow_origin(AllowOrigin::any())));
     }

@@ -47,6 +47,9 @@ const MAX_HEADER: usize = 1000;
 /// How a client that has no key gives it.
 const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
 
+/// What an answer says if the model's chat template has no tools.
+const TOOLS_DESCRIBED: HeaderValue = HeaderValue::from_static("described in the system message");
+
 /// How long a client may be silent within a request.
 const BODY_PAUSE: Duration = Duration::from_secs(30);
 
@@ -295,6 +298,14 @@ async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Re
     let (text, lora) = api::take_adapters(&text)?;
     let (request, mut left) = self::read(&app, read, &text)?;
     let ReplyRequest { prompts, n, options, score, seed, model, stream, fields, writer } = request;
+    let options = TurnOptions { describe_tools: true, ..options };
+    let described = !options.tools.is_empty() && !app.model.template().style.has_tools();
+    let remark = |mut answer: Response| {
+        if described {
+            answer.headers_mut().insert("x-shohin-tools", TOOLS_DESCRIBED);
+        }
+        answer
+    };
     let adapters = app.choose(model.as_deref(), lora)?;
     left.add_tools(&options, &fields);
     let biased: Vec<u32> = options.logit_bias.iter().map(|(token, _)| *token).collect();
@@ -315,7 +326,7 @@ async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Re
     record.update(|taken| (taken.queued, taken.first) = (Some(queued), Some(first)));
     let mut writer = writer(Begun { id: app.id(&adapters), prompt, model: app.model.clone(), scores });
     if stream {
-        return Ok(left.tell(&app, recorded(streamed(all, writer, record.clone()), record)));
+        return Ok(remark(left.tell(&app, recorded(streamed(all, writer, record.clone()), record))));
     }
     let mut finished = Vec::new();
     for (i, updates) in all.into_iter().enumerate() {
@@ -323,7 +334,7 @@ async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Re
         record.update(|taken| taken.usage = Usage::sum([finish.usage, taken.usage]));
         finished.push(finish);
     }
-    Ok(left.tell(&app, recorded(json_text(writer.whole(&finished)), record)))
+    Ok(remark(left.tell(&app, recorded(json_text(writer.whole(&finished)), record))))
 }
 
 /// An answer with what is told of it to the log.
@@ -344,9 +355,10 @@ async fn count_tokens(
     // They do not change how texts are tokenized.
     app.choose(request.model.as_deref(), lora)?;
     let permit = app.permit()?;
+    let options = TurnOptions { describe_tools: true, ..request.options };
     let mut count = 0;
     for prompt in request.prompts {
-        count += app.count_tokens(prompt, &request.options, &permit).await?;
+        count += app.count_tokens(prompt, &options, &permit).await?;
     }
     Ok(left.tell(&app, axum::Json(write(count)).into_response()))
 }

@@ -28,6 +28,7 @@
 mod calls;
 mod chunk;
 mod conversation;
+mod described;
 pub mod fields;
 mod history;
 mod message;

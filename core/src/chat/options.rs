@@ -1,6 +1,8 @@
 //! Options of a reply.
 #![forbid(unsafe_code)]
 
+use super::calls::CallForm;
+use super::described::described;
 use super::message::{ChatMessage, lend};
 use super::model::ChatModel;
 use super::reply::{CallBlocks, ReplyParser};
@@ -172,6 +174,9 @@ pub struct TurnOptions {
     /// Descriptions of the functions that the model may call, each a JSON text. [`Grammar::tool_calls`] says how `strict`
     /// counts.
     pub tools: Vec<String>,
+    /// Whether a template without tools gets them described in the system message, in the form of Hermes; otherwise they are
+    /// refused with one. Without effect on templates with tools.
+    pub describe_tools: bool,
     /// Which of the tools it may call.
     pub tool_choice: ToolChoice,
     /// Whether a reply may have several calls; otherwise the first one ends it.
@@ -200,6 +205,7 @@ impl Default for TurnOptions {
             logprobs: None,
             thinking: Thinking::Off,
             tools: Vec::new(),
+            describe_tools: false,
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: true,
             response_format: ResponseFormat::Text,
@@ -217,6 +223,14 @@ impl TurnOptions {
     /// # Errors
     /// Those of the grammar's constructor; [`Error::Argument`] for a choice of a tool that does not exist.
     pub fn grammar(&self) -> Result<Option<Grammar>> {
+        self.grammar_in(CallForm::Hermes)
+    }
+
+    /// As [`TurnOptions::grammar`], with calls of this form.
+    ///
+    /// # Errors
+    /// As [`TurnOptions::grammar`].
+    pub fn grammar_in(&self, form: CallForm) -> Result<Option<Grammar>> {
         let format = match &self.response_format {
             ResponseFormat::Text => None,
             ResponseFormat::JsonObject => Some(Grammar::json_object(self.json_whitespace)),
@@ -239,7 +253,11 @@ impl TurnOptions {
             let (name, problem) = (Name::new("tool_choice"), "asks for a tool that is not there");
             return Err(error!(Argument { name, problem }));
         }
-        Grammar::calls(&tools, around, self.parallel_tool_calls).map(Some)
+        if matches!(around, Around::Text) && !form.spelling().in_text {
+            // What begins a call here may also begin a text.
+            return Ok(None);
+        }
+        Grammar::calls(&tools, around, self.parallel_tool_calls, &form.spelling()).map(Some)
     }
 
     /// The tokens of a conversation as the model sees it with these options, up to where its reply begins or continues.
@@ -266,7 +284,26 @@ impl TurnOptions {
         messages: &[Message<'_>],
     ) -> Result<(Vec<u32>, Option<Unfinished>)> {
         let tools = self.tool_list();
-        let mut template = self.template(model, &tools);
+        if self.describes(model) {
+            let shown = |messages: &[Message<'_>]| self.encode_shown(model, messages, &[]);
+            return described(messages, &tools, model.template, shown);
+        }
+        self.encode_shown(model, messages, &tools)
+    }
+
+    /// Whether tools are described in a message.
+    pub(super) fn describes(&self, model: &ChatModel<'_>) -> bool {
+        self.describe_tools && !self.tools.is_empty() && !model.template.style.has_tools()
+    }
+
+    /// As [`TurnOptions::encode_lent`], of messages as the template shows them.
+    fn encode_shown(
+        &self,
+        model: &ChatModel<'_>,
+        messages: &[Message<'_>],
+        tools: &[&str],
+    ) -> Result<(Vec<u32>, Option<Unfinished>)> {
+        let mut template = self.template(model, tools);
         if !self.continue_final_message {
             return Ok((model.encode(messages, &template)?, None));
         }
@@ -328,11 +365,13 @@ impl TurnOptions {
     /// A parser of replies after the model's prompt, which may have opened their thoughts, with or without thinking. In a format, and if no tool is
     /// offered, text that looks like a marker is text.
     pub(super) fn parser(&self, model: &ChatModel<'_>, thinking: bool) -> ReplyParser {
+        let form = model.call_form();
         let mut parser = ReplyParser::new(match (self.is_constrained(), !self.tools.is_empty()) {
             (true, true) => CallBlocks::Leading,
             (false, true) => CallBlocks::Valid,
             (_, false) => CallBlocks::Text,
-        });
+        })
+        .with_form(form, &self.tools);
         if model.template.style.opens_thoughts(thinking) {
             parser.open_thoughts();
         }

@@ -1,13 +1,16 @@
-//! Streaming parser for replies in Qwen3's format: reasoning, content, tool calls.
+//! Streaming parser for replies: reasoning, content, tool calls.
 //!
 //! ```text
 //! [<think> reasoning </think>] content [<tool_call> call </tool_call>]...
 //! ```
 //!
+//! That is Qwen3's format; calls may have [other forms](CallForm).
+//!
 //! Text is released as soon as it is certain: a possible prefix of a marker, and line breaks that may precede
 //! one, are held back.
 #![forbid(unsafe_code)]
 
+use super::calls::{self, CallForm, Found, Scan};
 use super::template::{THINK, THINK_END};
 use crate::error::{Error, Name, Result};
 use crate::json;
@@ -18,7 +21,7 @@ use alloc::vec::Vec;
 const CALL: &str = "<tool_call>";
 const END_CALL: &str = "</tool_call>";
 
-/// Which `<tool_call>` blocks of a reply are calls.
+/// Which `<tool_call>` blocks of a reply, or what else begins calls, are calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallBlocks {
     /// None: everything is text. For replies in JSON, and without tools.
@@ -27,7 +30,8 @@ pub enum CallBlocks {
     Valid,
     /// As `Valid` if the reply begins with a block, otherwise none: for replies that are calls or have a format.
     Leading,
-    /// Every complete block, whatever its content. An incomplete one is left out.
+    /// Every complete block, whatever its content. An incomplete one is left out. As `Valid` with another form than
+    /// [`CallForm::Hermes`].
     Any,
 }
 
@@ -38,7 +42,7 @@ pub struct Reply {
     pub reasoning: Option<String>,
     /// The text for the reader.
     pub content: String,
-    /// The contents of each `<tool_call>` block that is a call: see [`Reply::call`].
+    /// The contents of each `<tool_call>` block that is a call: see [`Reply::call`]. Calls of another [`CallForm`] as such ones.
     pub calls: Vec<String>,
 }
 
@@ -95,6 +99,10 @@ enum Place {
 #[derive(Clone, Debug)]
 pub struct ReplyParser {
     blocks: CallBlocks,
+    form: CallForm,
+    /// Functions and those of their parameters that are strings.
+    strings: Vec<(String, String)>,
+    scan: Scan,
     place: Place,
     /// Text that is not released yet.
     held: String,
@@ -113,6 +121,9 @@ impl ReplyParser {
     pub fn new(blocks: CallBlocks) -> ReplyParser {
         ReplyParser {
             blocks,
+            form: CallForm::Hermes,
+            strings: Vec::new(),
+            scan: Scan::default(),
             place: Place::Start,
             held: String::new(),
             searched: 0,
@@ -121,6 +132,17 @@ impl ReplyParser {
             delta: Reply::default(),
             reply: Reply::default(),
         }
+    }
+
+    /// The same parser for calls of this form. `tools` are descriptions of the functions, which tell texts from numbers where the
+    /// form does not.
+    #[must_use]
+    pub fn with_form(mut self, form: CallForm, tools: &[String]) -> ReplyParser {
+        self.form = form;
+        if form == CallForm::Xml {
+            self.strings = tools.iter().flat_map(|tool| strings(tool)).collect();
+        }
+        self
     }
 
     /// States that `<think>` came before the reply.
@@ -189,16 +211,18 @@ impl ReplyParser {
                 !self.held.is_empty()
             }
             Place::Content => self.content(end),
+            Place::Call if self.form != CallForm::Hermes => self.formed_call(end),
             Place::Call if self.blocks == CallBlocks::Any => self.any_call(end),
             Place::Call => self.valid_call(end),
             Place::BetweenCalls => {
-                if let Some(at) = self.held.find(CALL) {
+                let marker = self.form.marker();
+                if let Some(at) = self.held.find(marker) {
                     self.held.drain(..at);
                     self.begin_call();
                     return true;
                 }
                 // Only the prefix of a marker can matter.
-                self.held.drain(..floor(&self.held, self.held.len().saturating_sub(CALL.len())));
+                self.held.drain(..floor(&self.held, self.held.len().saturating_sub(marker.len())));
                 false
             }
         }
@@ -211,6 +235,7 @@ impl ReplyParser {
 
     fn begin_call(&mut self) {
         self.place = Place::Call;
+        self.scan = Scan::default();
         self.searched = 0;
         (self.quoted, self.escaped) = (false, false);
     }
@@ -251,21 +276,32 @@ impl ReplyParser {
     }
 
     fn content(&mut self, end: bool) -> bool {
+        let marker = self.form.marker();
+        if self.form.leads() && self.blocks != CallBlocks::Text {
+            match calls::begins(&self.held) {
+                Some(true) => {
+                    self.begin_call();
+                    return true;
+                }
+                None if !end => return false,
+                Some(false) | None => self.blocks = CallBlocks::Text,
+            }
+        }
         if self.blocks == CallBlocks::Leading {
-            if self.held.starts_with(CALL) {
+            if self.held.starts_with(marker) {
                 self.begin_call();
                 return true;
             }
-            if CALL.starts_with(&self.held) && !end {
+            if marker.starts_with(&self.held) && !end {
                 return false;
             }
             self.blocks = CallBlocks::Text;
         }
         let text = self.blocks == CallBlocks::Text;
-        let found = if text { None } else { self.held.find(CALL) };
+        let found = if text { None } else { self.held.find(marker) };
         let said = match found {
             Some(at) => self.held.get(..at).unwrap_or_default().trim_end_matches('\n'),
-            None => self.held.get(..certain(&self.held, CALL, end || text)).unwrap_or_default(),
+            None => self.held.get(..certain(&self.held, marker, end || text)).unwrap_or_default(),
         };
         self.delta.content.push_str(said);
         self.held.drain(..said.len());
@@ -273,6 +309,33 @@ impl ReplyParser {
             self.begin_call();
         }
         found.is_some()
+    }
+
+    /// In a call of another form than that of Hermes.
+    fn formed_call(&mut self, end: bool) -> bool {
+        // Line breaks before it are only part of the text if it is no call.
+        let from = if self.form.leads() { 0 } else { self.held.find(self.form.marker()).unwrap_or(0) };
+        let call = self.held.get(from..).unwrap_or_default();
+        match calls::read(self.form, call, &mut self.scan, &self.strings, end) {
+            Found::More => false,
+            Found::Calls(calls, len) => {
+                self.delta.calls.extend(calls);
+                self.held.drain(..from + len);
+                self.place = Place::BetweenCalls;
+                true
+            }
+            Found::No if self.reply.calls.is_empty() && self.delta.calls.is_empty() => {
+                (self.blocks, self.place) = (CallBlocks::Text, Place::Content);
+                true
+            }
+            Found::No => {
+                // Past the marker, so that it is not found again.
+                let marker = (from + self.form.marker().len()).min(self.held.len());
+                self.held.drain(..marker);
+                self.place = Place::BetweenCalls;
+                true
+            }
+        }
     }
 
     /// In a call that ends with the first marker before which it is valid; a marker within a JSON string does
@@ -341,6 +404,19 @@ impl ReplyParser {
         }
         found.is_some()
     }
+}
+
+/// The function of a description, with each of its parameters that is a string.
+fn strings(tool: &str) -> Vec<(String, String)> {
+    let Ok(tool) = json::Value::parse(tool) else { return Vec::new() };
+    let function = tool.get("function").unwrap_or(tool);
+    let name = function.get("name").and_then(json::Value::as_string).unwrap_or_default();
+    let properties = function.get("parameters").and_then(|parameters| parameters.get("properties"));
+    let members = properties.and_then(json::Value::members).unwrap_or_default();
+    let is_string = |schema: &json::Value<'_>| {
+        schema.get("type").and_then(json::Value::as_string).as_deref() == Some("string")
+    };
+    members.into_iter().filter(|(_, schema)| is_string(schema)).map(|(key, _)| (name.clone(), key)).collect()
 }
 
 /// The largest character boundary up to `at`.

@@ -38,17 +38,20 @@
 
 mod characters;
 mod decimal;
+mod elements;
 mod grammar;
 mod matcher;
 mod pattern;
 mod plain;
 mod quoted;
 mod schema;
+mod spelling;
 mod vocabulary;
 mod writable;
 
 pub use grammar::{Grammar, NO_VALUE, Whitespace};
 pub(crate) use schema::Around;
+pub(crate) use spelling::Spelling;
 pub use vocabulary::Vocabulary;
 
 use crate::error::Result;

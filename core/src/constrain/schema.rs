@@ -7,6 +7,7 @@
 use super::decimal::Bounds;
 use super::grammar::{Grammar, MAX_NODES, MAX_PROPERTIES, Node, NodeId, Property, Text, Whitespace};
 use super::pattern::{self, Budget, Pattern, Refused};
+use super::spelling::Spelling;
 use crate::error::{Error, Name, Result};
 use crate::json;
 use crate::sort;
@@ -278,7 +279,7 @@ impl Builder {
     }
 
     /// Any JSON value.
-    fn any(&mut self) -> NodeId {
+    pub(super) fn any(&mut self) -> NodeId {
         if let Some(any) = self.any {
             return any;
         }
@@ -328,6 +329,19 @@ impl Builder {
                 Ok(self.object())
             }
             built => built.map_err(|error| error.of_tool(index)),
+        }
+    }
+
+    /// What `build` makes; any value if it is not supported.
+    pub(super) fn or_any(&mut self, build: impl FnOnce(&mut Self) -> Result<NodeId>) -> Result<NodeId> {
+        let (nodes, any, text) = (self.nodes.len(), self.any, self.text);
+        match build(self) {
+            Err(Error::Unsupported { .. } | Error::Limit { .. } | Error::Argument { .. }) => {
+                self.nodes.truncate(nodes);
+                (self.any, self.text) = (any, text);
+                Ok(self.any())
+            }
+            built => built,
         }
     }
 
@@ -1244,16 +1258,11 @@ fn without_whitespace(text: &str) -> String {
     text.chars().filter(keep).collect()
 }
 
-/// The start of a call.
-const HEAD: &str = "\n{\"name\": ";
-/// The text between its name and the arguments.
-const ARGUMENTS: &str = ", \"arguments\": ";
-
 /// A function that a tool description is of.
-struct Function<'t> {
+pub(super) struct Function<'t> {
     name: String,
     /// The schema of its arguments.
-    parameters: Option<&'t str>,
+    pub(super) parameters: Option<&'t str>,
     /// Whether arguments follow the schema. If it is not said, they do where the schema is supported.
     strict: Option<bool>,
 }
@@ -1321,7 +1330,8 @@ impl Grammar {
     /// [`Grammar::json_schema`]. [`Error::Tool`] for a tool without a name, [`Error::Duplicate`] for two of the same name.
     pub fn tool_calls(tools: &[&str], required: bool) -> Result<Grammar> {
         let tools: Vec<(u32, &str)> = (0..).zip(tools.iter().copied()).collect();
-        Grammar::calls(&tools, if required { Around::Nothing } else { Around::Text }, true)
+        let around = if required { Around::Nothing } else { Around::Text };
+        Grammar::calls(&tools, around, true, &Spelling::HERMES)
     }
 
     /// The JSON pointers within the `parameters` of a tool to what [`Grammar::tool_calls`] leaves out, because it is not supported.
@@ -1349,11 +1359,16 @@ impl Grammar {
         Grammar::unsupported_in(self::tool(0, tool).ok()?.parameters?)
     }
 
-    /// As [`Grammar::tool_calls`], of tools with these numbers; unless `parallel`, a call ends the reply.
-    pub(crate) fn calls(tools: &[(u32, &str)], around: Around<'_>, parallel: bool) -> Result<Grammar> {
-        match Grammar::calls_with(tools, around, parallel, true) {
+    /// As [`Grammar::tool_calls`], of tools with these numbers and calls that are spelled so; unless `parallel`, a call ends the reply.
+    pub(crate) fn calls(
+        tools: &[(u32, &str)],
+        around: Around<'_>,
+        parallel: bool,
+        spelling: &Spelling,
+    ) -> Result<Grammar> {
+        match Grammar::calls_with(tools, around, parallel, spelling, true) {
             // Schemas that are small enough one by one may be too large together.
-            Err(Error::Limit { .. }) => Grammar::calls_with(tools, around, parallel, false),
+            Err(Error::Limit { .. }) => Grammar::calls_with(tools, around, parallel, spelling, false),
             built => built,
         }
     }
@@ -1363,6 +1378,7 @@ impl Grammar {
         tools: &[(u32, &str)],
         around: Around<'_>,
         parallel: bool,
+        spelling: &Spelling,
         follow: bool,
     ) -> Result<Grammar> {
         let mut builder = match around {
@@ -1372,51 +1388,59 @@ impl Grammar {
             }
             Around::Text | Around::Nothing => Builder::new(Whitespace::Allowed),
         };
-        let mut calls = Vec::new();
-        let end = builder.texts(["}\n</tool_call>"]);
+        let again = spelling.again.filter(|_| parallel);
         let more = builder.nodes.len() as NodeId;
         builder.add(Node::Any(Vec::new()));
+        let end = builder.texts([spelling.end]);
+        let mut calls = Vec::new();
         for &(index, description) in tools {
             let function = tool(index, description)?;
-            let arguments = builder.arguments(index, &function, follow, &mut Vec::new())?;
-            // In the layout that models are trained on.
-            let mut head = String::from(HEAD);
-            json::string(&function.name, &mut head);
-            head.push_str(ARGUMENTS);
-            let mut parts = vec![arguments, end];
-            parts.extend(Some(more).filter(|_| parallel));
+            let mut parts = vec![match spelling.elements {
+                true => builder.elements(index, &function, follow)?,
+                false => builder.arguments(index, &function, follow, &mut Vec::new())?,
+            }];
+            parts.extend(Some(end).filter(|_| !spelling.end.is_empty()));
+            parts.extend(Some(more).filter(|_| again.is_some() || !spelling.last.is_empty()));
             let then = builder.add(Node::Sequence { parts, may_end: false });
-            calls.push((head, then));
+            let Some(head) = spelling.head(&function.name) else {
+                return Err(error!(Tool { index, problem: "has a name that this model cannot write" }));
+            };
+            calls.push((head, function.name, then));
         }
-        let head = |i: u32| calls.get(i as usize).map(|(head, _)| head.as_str());
+        let head = |i: u32| calls.get(i as usize).map(|(head, ..)| head.as_str());
         let order = sort::sorted(calls.len(), &|a, b| head(a).cmp(&head(b)));
         if let Some([a, _]) = order.array_windows().find(|[a, b]| head(*a) == head(*b)) {
-            let name = head(*a).and_then(|head| head.strip_prefix(HEAD)?.strip_suffix(ARGUMENTS));
-            let name = name.and_then(|quoted| Value(quoted).spelled());
-            let name = Name::new(name.unwrap_or_default());
-            return Err(error!(Duplicate { what: "tool", name }));
+            let name = calls.get(*a as usize).map_or("", |(_, name, _)| name);
+            return Err(error!(Duplicate { what: "tool", name: Name::new(name) }));
         }
         let (mut texts, mut then) = (Vec::new(), Vec::new());
-        for (head, next) in order.into_iter().filter_map(|i| calls.get(i as usize)) {
+        for (head, _, next) in order.into_iter().filter_map(|i| calls.get(i as usize)) {
             texts.push(Text::new(head.as_bytes()));
             then.push(*next);
         }
         let call = builder.add(Node::Cases { texts, then });
-        let marker = Text::new(b"<tool_call>");
         let root = if !matches!(around, Around::Text) {
-            let opening = builder.texts(["<tool_call>"]);
-            let again = builder.texts(["\n<tool_call>"]);
-            let again = builder.add(Node::Sequence { parts: vec![again, call], may_end: false });
-            let nothing = builder.texts([""]);
-            if let Some(node) = builder.nodes.get_mut(more as usize) {
-                *node = Node::Any(vec![nothing, again]);
+            let mut choices = vec![builder.texts([spelling.last])];
+            if let Some(again) = again {
+                let again = builder.texts([again]);
+                choices.push(builder.add(Node::Sequence { parts: vec![again, call], may_end: false }));
             }
-            let calls = builder.add(Node::Sequence { parts: vec![opening, call], may_end: false });
+            if let Some(node) = builder.nodes.get_mut(more as usize) {
+                *node = Node::Any(choices);
+            }
+            let calls = match spelling.opening {
+                "" => call,
+                opening => {
+                    let opening = builder.texts([opening]);
+                    builder.add(Node::Sequence { parts: vec![opening, call], may_end: false })
+                }
+            };
             match around {
                 Around::Or(format) => builder.add(Node::Any(vec![format.root, calls])),
                 Around::Text | Around::Nothing => calls,
             }
         } else {
+            let marker = Text::new(spelling.opening.as_bytes());
             let free = builder.add(Node::Free { marker, then: call, may_end: true });
             if let Some(node) = builder.nodes.get_mut(more as usize) {
                 *node = Node::Any(vec![free]);

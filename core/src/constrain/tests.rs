@@ -552,7 +552,7 @@ fn a_single_call_ends_the_reply() {
     let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
     for required in [false, true] {
         let around = if required { Around::Nothing } else { Around::Text };
-        let grammar = Grammar::calls(&[(0, r#"{"name":"now"}"#)], around, false).unwrap();
+        let grammar = Grammar::calls(&[(0, r#"{"name":"now"}"#)], around, false, &Spelling::HERMES).unwrap();
         assert!(accepts(&grammar, call));
         assert_eq!(accepts(&grammar, &format(&["Hm.\n", call])), !required);
         assert_eq!(accepts(&grammar, "No."), !required);
@@ -576,7 +576,7 @@ fn a_reply_has_calls_or_the_format() {
         [(Grammar::json_schema(schema, Whitespace::None), true), (json_schema(schema), false)]
     {
         let form = form.unwrap();
-        let grammar = Grammar::calls(&[(0, tool)], Around::Or(&form), true).unwrap();
+        let grammar = Grammar::calls(&[(0, tool)], Around::Or(&form), true, &Spelling::HERMES).unwrap();
         for grammar in [grammar.clone(), grammar.after_thoughts().unwrap()] {
             for text in [call, &format(&[call, "\n", call])] {
                 assert!(accepts(&grammar, text), "{text}");
@@ -588,7 +588,7 @@ fn a_reply_has_calls_or_the_format() {
         }
     }
     let choices = Grammar::choices(&["yes", "<tool_call>"]).unwrap();
-    let grammar = Grammar::calls(&[(0, tool)], Around::Or(&choices), false).unwrap();
+    let grammar = Grammar::calls(&[(0, tool)], Around::Or(&choices), false, &Spelling::HERMES).unwrap();
     for (text, taken) in [("yes", true), ("<tool_call>", true), (call, true), ("no", false)] {
         assert_eq!(accepts(&grammar, text), taken, "{text}");
     }

@@ -4,7 +4,7 @@
 use super::quoted;
 use super::writable::Writable;
 use crate::sort;
-use crate::tokenizer::{TokenKind, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -112,7 +112,7 @@ impl Vocabulary {
     /// The tokens of a tokenizer.
     pub fn new(tokenizer: &Tokenizer<'_>) -> Vocabulary {
         let texts = (0..tokenizer.vocab_size() as u32).map(|token| {
-            let shown = !tokenizer.is_end(token) && tokenizer.kind(token) != TokenKind::Control;
+            let shown = !tokenizer.is_end(token) && tokenizer.is_shown(token);
             tokenizer.token_bytes(token).filter(|_| shown).into_iter().flatten()
         });
         Vocabulary::from_texts(texts, tokenizer.ends())

@@ -57,6 +57,14 @@ const MODELS: &str = if cfg!(feature = "sentencepiece") {
 pub const END_NAMES: [&str; 6] =
     ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>"];
 
+/// Names of tokens that are part of the texts of replies, also if they are control tokens: what reads a reply knows calls and
+/// thoughts by them.
+const SHOWN_NAMES: &[&str] = if cfg!(feature = "tools") {
+    &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<tool_call>", "</tool_call>", "<think>", "</think>"]
+} else {
+    &[]
+};
+
 /// Options for encoding a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -159,6 +167,8 @@ pub struct Tokenizer<'a> {
     add_eos: bool,
     /// Tokens that end a reply.
     ends: Vec<u32>,
+    /// Control tokens that are shown in replies.
+    shown: Vec<u32>,
     /// Bytes of the longest token.
     longest: usize,
 }
@@ -276,16 +286,17 @@ impl<'a> Tokenizer<'a> {
                 ends.push(id);
             }
         }
+        let shown = SHOWN_NAMES.iter().filter_map(|name| added.find(&texts, name.as_bytes()));
+        let shown = shown.filter(|id| added.kind(*id) == TokenKind::Control).collect();
         let longest = texts.iter().map(<[u8]>::len).max().unwrap_or(0);
         let Vocabulary { bos, eos, add_bos, add_eos, .. } = *source;
-        Ok(Tokenizer { texts, merges, added, bytes, kind, bos, eos, add_bos, add_eos, ends, longest })
+        Ok(Tokenizer { texts, merges, added, bytes, kind, bos, eos, add_bos, add_eos, ends, shown, longest })
     }
 
     /// The same tokenizer with a copy of the vocabulary's texts, so that the original bytes can be freed.
     pub fn into_owned(self) -> Tokenizer<'static> {
-        let Tokenizer { texts, merges, added, bytes, kind, bos, eos, add_bos, add_eos, ends, longest } = self;
-        let texts = texts.into_owned();
-        Tokenizer { texts, merges, added, bytes, kind, bos, eos, add_bos, add_eos, ends, longest }
+        let Tokenizer { texts, .. } = self;
+        Tokenizer { texts: texts.into_owned(), ..self }
     }
 
     /// Appends the ids of `text` to `out`. Nothing is added before or after it.
@@ -401,6 +412,12 @@ impl<'a> Tokenizer<'a> {
     /// The kind of token `id`.
     pub fn kind(&self, id: u32) -> TokenKind {
         self.added.kind(id)
+    }
+
+    /// Whether a token is part of the texts of replies: all but control tokens, and of those the ones that begin and end tool
+    /// calls and thoughts.
+    pub fn is_shown(&self, id: u32) -> bool {
+        self.kind(id) != TokenKind::Control || self.shown.contains(&id)
     }
 
     /// The token that texts start with, if any: from `tokenizer.ggml.add_bos_token`, or without that key for

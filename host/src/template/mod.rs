@@ -205,7 +205,16 @@ impl FileTemplate {
 
     /// The form of calls, by the words of the template.
     fn call_form(&self) -> Option<CallForm> {
-        self.source.contains("<tool_call>").then_some(CallForm::Hermes)
+        let forms = [
+            ("<function=", CallForm::Xml),
+            ("[ARGS]", CallForm::MistralNamed),
+            ("[TOOL_CALLS]", CallForm::Mistral),
+            ("<tool_call>[", CallForm::List),
+            ("<tool_call>", CallForm::Hermes),
+            ("<|start_header_id|>", CallForm::Llama3),
+            ("<start_of_turn>", CallForm::Gemma),
+        ];
+        forms.into_iter().find(|(word, _)| self.source.contains(word)).map(|(_, form)| form)
     }
 
     fn shown(&self, messages: &[Message<'_>], options: &ChatOptions<'_>) -> Result<Rendering, TemplateError> {

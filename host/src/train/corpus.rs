@@ -3,8 +3,8 @@
 use super::{Error, TrainOptions};
 use crate::error::Result;
 use crate::model::Model;
+use shohin_core::chat::ChatMessage;
 use shohin_core::chat::openai::parse_messages;
-use shohin_core::chat::{ChatMessage, ChatOptions, encode_replies};
 use shohin_core::tokenizer::Special;
 use shohin_train::data::{BatchSize, Cursor, Data, Rows};
 use std::ops::Range;
@@ -243,11 +243,8 @@ impl Example {
     }
 
     /// Its tokens, and where the replies are in them.
-    pub(super) fn encode(&self, model: &Model) -> shohin_core::Result<(Vec<u32>, Vec<Range<usize>>)> {
+    pub(super) fn encode(&self, model: &Model) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
         let tools: Vec<&str> = self.tools.iter().map(String::as_str).collect();
-        let options = ChatOptions { template: model.template(), tools: &tools, ..ChatOptions::default() };
-        let mut tokens = Vec::new();
-        let replies = encode_replies(model.tokenizer(), &self.messages, &options, &mut tokens)?;
-        Ok((tokens, replies))
+        model.encode_replies(&self.messages, &tools)
     }
 }

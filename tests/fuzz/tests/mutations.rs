@@ -71,6 +71,7 @@ macro_rules! tests {
 
 tests! {
     json reply requests gguf_parse gguf_split gguf_round_trip parts chat tokenizer model_load pattern gbnf schema agree
+    #[cfg(not(target_family = "wasm"))] template
     #[cfg(not(target_family = "wasm"))] safetensors
     #[cfg(not(target_family = "wasm"))] config
     #[cfg(not(target_family = "wasm"))] tokenizer_json

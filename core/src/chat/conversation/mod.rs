@@ -278,7 +278,7 @@ impl Conversation {
         if let Some((_, constraint)) = self.constraint.as_ref().filter(same) {
             return Ok(Some(constraint.clone()));
         }
-        let Some(grammar) = options.grammar()? else { return Ok(None) };
+        let Some(grammar) = options.grammar_in(model.call_form())? else { return Ok(None) };
         let grammar = match thinks {
             Thoughts::None => grammar,
             Thoughts::Optional => grammar.after_thoughts()?,

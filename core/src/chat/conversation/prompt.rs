@@ -157,7 +157,8 @@ impl Prompt {
         // The instructions describe the tools, so other tools mean encoding everything again.
         let has_tools = history.tools == options.tools;
         // A template of a file may show earlier messages otherwise once there are more.
-        let by_parts = has_tools && !matches!(model.template.style, Style::File(_));
+        let by_parts =
+            has_tools && !options.describes(model) && !matches!(model.template.style, Style::File(_));
         let mut known = if by_parts { known } else { Known::default() };
         let before = history.tokens.get(..known.tokens).unwrap_or_default();
         let (mut tokens, mut unfinished) = match (encoded, all.get(known.messages..)) {

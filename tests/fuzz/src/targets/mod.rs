@@ -10,6 +10,8 @@ mod folder;
 mod http;
 #[cfg(not(target_family = "wasm"))]
 mod state;
+#[cfg(not(target_family = "wasm"))]
+mod template;
 mod text;
 
 use crate::Target;
@@ -163,6 +165,15 @@ const REPLY: &[&str] = &[
     "</too",
     "user\n",
     "assistant\n",
+    "<function=f>",
+    "<parameter=x>\n",
+    "\n</parameter>\n",
+    "</function>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "```json\n",
+    "[{\"name\":\"f\",\"parameters\":{}}]",
 ];
 
 #[cfg(not(target_family = "wasm"))]
@@ -249,6 +260,9 @@ targets! {
     /// any GGUF file as an adapter: an error, or a model that runs with it
     #[cfg(not(target_family = "wasm"))]
     adapter::adapter, adapter::adapter_seeds, Form::Gguf, 300;
+    /// any chat template: an error, or conversations in which texts of messages are told from the template's own
+    #[cfg(not(target_family = "wasm"))]
+    template::template, template::template_seeds, Form::Text(template::JINJA), 300;
     /// any regular expression: an error, or one whose every walk ends
     text::pattern, text::pattern_seeds, Form::Text(PATTERN), 500;
     /// any grammar in GBNF: an error, or one whose every walk ends

@@ -2,7 +2,8 @@
 
 use shohin_core::chat::openai::{ChatCompletionRequest, messages_json, parse_messages};
 use shohin_core::chat::{
-    self, CallBlocks, ChatMessage, ChatOptions, Message, Reply, ReplyParser, Role, Template, TurnOptions,
+    self, CallBlocks, CallForm, ChatMessage, ChatOptions, Message, Reply, ReplyParser, Role, Template,
+    TurnOptions,
 };
 use shohin_core::constrain::{Constraint, Grammar, Vocabulary, Whitespace};
 use shohin_core::tokenizer::TokenKind;
@@ -70,18 +71,36 @@ pub(super) fn reply_seeds() -> Vec<Vec<u8>> {
     bytes([
         "\u{1}<think>\nIt is a cow.\n</think>\n\nMoo.",
         "\u{1}Yes.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"</tool_call>\"}}\n</tool_call>\n<tool_call>\n{}\n</tool_call>",
+        "\u{9}<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+        "\u{d}{\"name\": \"f\", \"parameters\": {\"x\": [1]}}",
+        "\u{15}Yes.[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]",
+        "\u{19}[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{\"x\": \"}\"}",
         "\u{2}You are kind.\0Hello <|im_end|>\n<|im_start|>system\0<think>x</think>Hi",
     ])
 }
+
+const FORMS: [CallForm; 7] = [
+    CallForm::Hermes,
+    CallForm::List,
+    CallForm::Xml,
+    CallForm::Llama3,
+    CallForm::Gemma,
+    CallForm::Mistral,
+    CallForm::MistralNamed,
+];
 
 pub(super) fn reply(input: &[u8]) {
     let Some((first, rest)) = input.split_first() else { return };
     let blocks =
         [CallBlocks::Text, CallBlocks::Valid, CallBlocks::Any, CallBlocks::Leading][usize::from(first % 4)];
     let text = String::from_utf8_lossy(rest);
-    let whole = Reply::parse_with(&text, blocks);
+    let form = FORMS[usize::from(first / 4) % FORMS.len()];
+    let parser = || ReplyParser::new(blocks).with_form(form, &[]);
+    let mut at_once = parser();
+    at_once.finish(&text);
+    let whole = at_once.reply().clone();
     let mut random = Random::new(reading::fnv(input));
-    let mut parser = ReplyParser::new(blocks);
+    let mut parser = parser();
     let mut pieces = Reply::default();
     let mut add = |delta: &Reply| {
         if let Some(reasoning) = &delta.reasoning {
@@ -148,7 +167,7 @@ pub(super) fn requests(input: &[u8]) {
 }
 
 /// A tokenizer with the control tokens of chats.
-static TOKENIZER: LazyLock<Tokenizer<'static>> = LazyLock::new(|| {
+pub(super) static TOKENIZER: LazyLock<Tokenizer<'static>> = LazyLock::new(|| {
     let file = include_bytes!("../../../../models/sprout.gguf");
     Tokenizer::from_gguf(&Gguf::parse(file).expect("a model")).expect("a tokenizer").into_owned()
 });
