@@ -1,4 +1,4 @@
-//! `shohin serve`: OpenAI's and Anthropic's HTTP interfaces.
+//! `shohin serve`: OpenAI's, Anthropic's and Ollama's HTTP interfaces.
 
 use crate::args::byte_count;
 use crate::error::{CliError, Result};
@@ -17,10 +17,10 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// Maximum of --prompt-tokens: with a token of each of the other replies, at most 64, a step has no more than a device takes.
 const PROMPT_TOKENS: i64 = 65_536 - 64;
 
-/// Serve a model to programs that speak OpenAI's or Anthropic's HTTP interface
+/// Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's HTTP interface
 ///
 /// Answers /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings and /v1/models as OpenAI, and /v1/messages
-/// and /v1/messages/count_tokens as Anthropic, whole or streamed, with tools, JSON Schema and log-probabilities; /health and
+/// and /v1/messages/count_tokens as Anthropic, and paths below /api as Ollama, whole or streamed, with tools, JSON Schema and log-probabilities; /health and
 /// /metrics (Prometheus); and a page to chat at /. Replies are computed together: the weights are read once for all
 /// of them. Adapters (LoRA) with a name apply where a request asks for them: as the model NAME, or in its field lora. Ctrl-C
 /// or SIGTERM lets the replies in progress end.

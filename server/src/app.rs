@@ -27,6 +27,8 @@ pub(crate) struct App {
     pub(crate) any_name: bool,
     /// When the model was loaded.
     pub(crate) created: SystemTime,
+    /// Maximum number of replies at once.
+    pub(crate) slots: usize,
     pub(crate) key: Option<String>,
     /// Origins of pages that may ask.
     pub(crate) origins: Vec<String>,
@@ -62,6 +64,8 @@ impl App {
 
     /// The name by which the model is known, for one of its other names.
     fn known<'n>(&'n self, asked: &'n str) -> &'n str {
+        // As Ollama's clients say it.
+        let asked = asked.strip_suffix(":latest").unwrap_or(asked);
         let is_known = |name: &str| name == self.name || self.adapters.of_model(&self.name, name).is_some();
         let is_alias = self.aliases.iter().any(|alias| alias == asked);
         if is_alias || self.any_name && !is_known(asked) { &self.name } else { asked }
@@ -80,7 +84,9 @@ impl App {
     fn info(&self, adapter: Option<&str>) -> ModelInfo {
         let context = self.model.context().min(self.model.config().max_context_length);
         let name = adapter.map_or(self.name.clone(), |adapter| format!("{}:{adapter}", self.name));
-        ModelInfo { name, parent: adapter.map(|_| self.name.clone()), context, created: self.created }
+        let parent = adapter.map(|_| self.name.clone());
+        let (created, slots, model) = (self.created, self.slots, self.model.clone());
+        ModelInfo { name, parent, context, created, slots, model }
     }
 
     /// The adapters of a request that names this model, and these adapters in the place of the model's.

@@ -1,4 +1,4 @@
-//! OpenAI's and Anthropic's HTTP interfaces over a model on this machine, behind `shohin serve`.
+//! OpenAI's, Anthropic's and Ollama's HTTP interfaces over a model on this machine, behind `shohin serve`.
 //!
 //! | path | |
 //! |---|---|
@@ -7,6 +7,8 @@
 //! | `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's Messages |
 //! | `POST /v1/completions` | continuations of a text |
 //! | `POST /v1/embeddings` | vectors of texts |
+//! | `POST /api/chat`, `/api/generate`, `/api/embed`, `/api/show`, `GET /api/tags`, `/api/ps`, `/api/version` | Ollama's |
+//! | `POST /tokenize`, `/detokenize`, `GET /props` | of llama.cpp |
 //! | `GET /v1/models` | the model, and the model with each adapter |
 //! | `GET`, `POST /v1/adapters`, `DELETE /v1/adapters/NAME` | adapters (LoRA) that requests ask for |
 //! | `GET /` | a page to chat |
@@ -293,6 +295,7 @@ impl Server {
             aliases: options.aliases,
             any_name: options.any_model_name,
             created: SystemTime::now(),
+            slots: options.replies,
             key: options.key,
             origins: options.origins.clone(),
             adapters: Arc::new(adapters),

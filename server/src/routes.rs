@@ -170,6 +170,22 @@ fn handler(dialect: &'static dyn Dialect, action: Action) -> MethodRouter<Arc<Ap
         Action::Embed(read) => {
             post(async move |State(app): Shared, body: Body| or_refuse(embed(app, read, body).await))
         }
+        Action::Show(read, describe) => post(async move |State(app): Shared, body: Body| {
+            let shown = || {
+                let (name, left) = self::read(&app, read, &text(body)?)?;
+                let model = app.model_info(name.as_deref().unwrap_or(&app.name))?;
+                Ok(left.tell(&app, axum::Json(describe(&model)).into_response()))
+            };
+            or_refuse(shown())
+        }),
+        Action::Convert(convert) => post(async move |State(app): Shared, body: Body| {
+            let converted = || {
+                let reading = Reading::new(app.strict);
+                let answer = convert(&app.model, &text(body)?, &reading)?;
+                Ok(LeftAside(reading.left_aside()).tell(&app, axum::Json(answer).into_response()))
+            };
+            or_refuse(converted())
+        }),
         Action::Models(describe) => get(async move |State(app): Shared| axum::Json(describe(&app.models()))),
         Action::Model(describe) => {
             get(async move |State(app): Shared, uri: Uri, name: Result<Path<String>, PathRejection>| {
@@ -297,7 +313,7 @@ async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Re
     let text = text(body)?;
     let (text, lora) = api::take_adapters(&text)?;
     let (request, mut left) = self::read(&app, read, &text)?;
-    let ReplyRequest { prompts, n, options, score, seed, model, stream, fields, writer } = request;
+    let ReplyRequest { prompts, n, options, score, seed, model, stream, lines, fields, writer } = request;
     let options = TurnOptions { describe_tools: true, ..options };
     let described = !options.tools.is_empty() && !app.model.template().style.has_tools();
     let remark = |mut answer: Response| {
@@ -326,7 +342,7 @@ async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Re
     record.update(|taken| (taken.queued, taken.first) = (Some(queued), Some(first)));
     let mut writer = writer(Begun { id: app.id(&adapters), prompt, model: app.model.clone(), scores });
     if stream {
-        return Ok(remark(left.tell(&app, recorded(streamed(all, writer, record.clone()), record))));
+        return Ok(remark(left.tell(&app, recorded(streamed(all, writer, record.clone(), lines), record))));
     }
     let mut finished = Vec::new();
     for (i, updates) in all.into_iter().enumerate() {
@@ -454,7 +470,7 @@ async fn unload_adapter(State(app): Shared, uri: Uri, name: Result<Path<String>,
 }
 
 /// Sends replies as they are computed.
-fn streamed(all: Vec<Updates>, writer: Box<dyn ReplyWriter>, record: Record) -> Response {
+fn streamed(all: Vec<Updates>, writer: Box<dyn ReplyWriter>, record: Record, lines: bool) -> Response {
     let updates = |(i, updates): (usize, Updates)| {
         Box::pin(stream::unfold(Some(updates), move |updates| async move {
             let mut updates = updates?;
@@ -470,7 +486,7 @@ fn streamed(all: Vec<Updates>, writer: Box<dyn ReplyWriter>, record: Record) -> 
         |(mut all, mut left, mut writer, record, mut ready)| async move {
             loop {
                 if let Some(event) = ready.pop_front() {
-                    return Some((Ok(sse_event(event)), (all, left, writer, record, ready)));
+                    return Some((event, (all, left, writer, record, ready)));
                 }
                 let (i, update) = all.next().await?;
                 match update {
@@ -492,7 +508,12 @@ fn streamed(all: Vec<Updates>, writer: Box<dyn ReplyWriter>, record: Record) -> 
             }
         },
     );
-    sse_response(parts)
+    if lines {
+        let parts = parts.map(|event| Ok::<_, Infallible>(event.data + "\n"));
+        let body = axum::body::Body::from_stream(parts);
+        return ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response();
+    }
+    sse_response(parts.map(|event| Ok(sse_event(event))))
 }
 
 fn sse_event(Event { name, data }: Event) -> sse::Event {

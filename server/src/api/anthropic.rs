@@ -206,6 +206,7 @@ impl From<MessagesRequest> for ReplyRequest {
             seed: None,
             model,
             stream,
+            lines: false,
             fields: PLACES,
             writer: Box::new(move |Begun { id, prompt, .. }| Box::new(MessageWriter::new(id, prompt, stops))),
         }

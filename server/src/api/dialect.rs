@@ -41,6 +41,10 @@ pub(crate) enum Action {
     Models(fn(&[ModelInfo]) -> Value),
     /// Describes the model that the rest of the path names.
     Model(fn(&ModelInfo) -> Value),
+    /// Describes the model that a request names.
+    Show(Read<Option<String>>, fn(&ModelInfo) -> Value),
+    /// Answers by the model's tables alone.
+    Convert(fn(&Model, &str, &Reading) -> std::result::Result<Value, ApiError>),
 }
 
 /// What is told of a model.
@@ -52,6 +56,9 @@ pub(crate) struct ModelInfo {
     pub(crate) context: usize,
     /// When it was loaded.
     pub(crate) created: SystemTime,
+    /// Maximum number of replies at once.
+    pub(crate) slots: usize,
+    pub(crate) model: Model,
 }
 
 /// A text, or its tokens.
@@ -85,6 +92,8 @@ pub(crate) struct ReplyRequest {
     /// The model's name.
     pub(crate) model: Option<String>,
     pub(crate) stream: bool,
+    /// Whether a streamed answer is lines, rather than events.
+    pub(crate) lines: bool,
     /// Where the options are in the request.
     pub(crate) fields: Fields,
     /// Begins the answer.

@@ -2,7 +2,9 @@
 
 mod anthropic;
 mod dialect;
+mod llama_cpp;
 mod lora;
+mod ollama;
 mod openai;
 #[cfg(test)]
 mod tests;
@@ -18,7 +20,8 @@ pub(crate) use lora::{AskedAdapter, Which, finite, take as take_adapters};
 use shohin::core::chat::fields::Reading;
 
 /// All interfaces.
-pub(crate) static DIALECTS: [&dyn Dialect; 2] = [&anthropic::Anthropic, &openai::OpenAi];
+pub(crate) static DIALECTS: [&dyn Dialect; 4] =
+    [&anthropic::Anthropic, &openai::OpenAi, &ollama::Ollama, &llama_cpp::LlamaCpp];
 
 /// The interface whose errors are answered where no interface has a path.
 pub(crate) static DEFAULT: &dyn Dialect = &openai::OpenAi;
@@ -53,7 +56,7 @@ pub fn read_requests(
                     })
                 }
                 Action::Embed(embed) => embed(text, &reading).map(|_| Default::default()),
-                Action::Models(_) | Action::Model(_) => continue,
+                Action::Models(_) | Action::Model(_) | Action::Show(..) | Action::Convert(_) => continue,
             });
         }
     }

@@ -2,6 +2,7 @@
 
 mod http;
 mod log;
+mod others;
 
 use super::*;
 

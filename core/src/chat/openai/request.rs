@@ -200,8 +200,11 @@ pub fn stop(field: &Field<'_>) -> Result<Vec<String>> {
 
 /// Reads functions, each within a tool or by itself. Their descriptions are taken whole, for the template and the grammar, or
 /// without the fields that are left aside. So are tools of other types, beside functions.
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
 #[inline(never)]
-fn tools(field: &Field<'_>) -> Result<Vec<String>> {
+pub fn tools(field: &Field<'_>) -> Result<Vec<String>> {
     let mut tools = Vec::new();
     let mut others = Vec::new();
     field.each("must be an array of functions", &mut |tool| {

@@ -26,6 +26,7 @@ pub(super) fn read(text: &str, reading: &Reading) -> Result<ReplyRequest> {
         seed: request.seed,
         model: request.model.clone(),
         stream: request.stream,
+        lines: false,
         fields,
         writer: Box::new(move |Begun { id, model, .. }| {
             let chunks = (0..n).map(|index| ChunkWriter::new(id.clone(), &request).at(index)).collect();

@@ -163,6 +163,7 @@ impl From<CompletionRequest> for ReplyRequest {
             seed,
             model,
             stream,
+            lines: false,
             fields,
             writer: Box::new(move |Begun { id, model, scores, .. }| {
                 let text = |input: &Input| match input {

@@ -10,7 +10,7 @@ use shohin::core::chat::{ResponseFormat, Thinking, TurnOptions};
 const MAX_REPLIES: f64 = 8.0;
 
 /// Fields of requests for chat completions and for continuations.
-pub(super) const EXTRAS: &[&str] = &[
+pub(in crate::api) const EXTRAS: &[&str] = &[
     "n",
     "top_k",
     "min_p",
@@ -59,7 +59,11 @@ pub(super) fn replies(request: &Object<'_>) -> Result<usize> {
 }
 
 /// Reads [`EXTRAS`] but for the number of replies.
-pub(super) fn read(request: &Object<'_>, options: &mut TurnOptions, fields: &mut Fields) -> Result<()> {
+pub(in crate::api) fn read(
+    request: &Object<'_>,
+    options: &mut TurnOptions,
+    fields: &mut Fields,
+) -> Result<()> {
     let sampler = &mut options.sampler;
     let or_all = |field: Field<'_>| match field.value.as_number() {
         // Of vLLM, all.

@@ -5,7 +5,7 @@ use shohin::core::Result;
 use shohin::core::chat::fields::Field;
 
 /// A text, tokens, or several of either.
-pub(super) fn inputs(field: &Field<'_>) -> Result<Vec<Input>> {
+pub(in crate::api) fn inputs(field: &Field<'_>) -> Result<Vec<Input>> {
     if let Some(text) = field.value.as_string() {
         return Ok(Vec::from([Input::Text(text)]));
     }
@@ -31,6 +31,16 @@ pub(super) fn inputs(field: &Field<'_>) -> Result<Vec<Input>> {
         (false, true) => Ok(all),
         _ => Err(field.refused(problem)),
     }
+}
+
+/// Tokens.
+pub(in crate::api) fn tokens(field: &Field<'_>) -> Result<Vec<u32>> {
+    let mut tokens = Vec::new();
+    field.each("must be an array of tokens", &mut |part| {
+        tokens.push(token(&part)?);
+        Ok(())
+    })?;
+    Ok(tokens)
 }
 
 fn token(field: &Field<'_>) -> Result<u32> {

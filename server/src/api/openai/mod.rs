@@ -3,9 +3,11 @@
 mod chat;
 mod completions;
 mod embeddings;
-mod extras;
+pub(super) mod extras;
 mod input;
 mod responses;
+
+pub(super) use input::{inputs, tokens};
 
 #[cfg(test)]
 pub(super) use completions::CompletionRequest;
@@ -83,7 +85,7 @@ fn list(models: &[ModelInfo]) -> Value {
 }
 
 fn describe(model: &ModelInfo) -> Value {
-    let ModelInfo { name, parent, context, created } = model;
+    let ModelInfo { name, parent, context, created, .. } = model;
     let seconds = created.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let created = humantime::format_rfc3339_seconds(*created).to_string();
     json!({

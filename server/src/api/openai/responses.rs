@@ -155,6 +155,7 @@ impl From<ResponsesRequest> for ReplyRequest {
             seed: None,
             model,
             stream,
+            lines: false,
             fields: PLACES,
             writer: Box::new(move |Begun { id, .. }| Box::new(ResponseWriter::new(id, repeated))),
         }
