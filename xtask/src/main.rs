@@ -4,6 +4,7 @@
 mod api;
 mod bench;
 mod bochs;
+mod clients;
 mod command;
 mod cpu_time;
 mod demo;
@@ -91,6 +92,8 @@ Commands:
                 does not grow, and the waiting times of a polite client
       --requests N  to the server; default 10000
       --hours N     for this long instead
+  clients       install the newest clients of PyPI and npm, and hold a conversation with a tool through each against
+                `shohin serve`; prints the table of docs/SERVER.md
   api           list the public items of core and the library in docs/api
       --check       compare them with the lists instead (suite `doc` with --thorough)
   miri          run the tests of the thread pool and of core's readers in Miri, with Rust's nightly
@@ -311,6 +314,10 @@ fn command(args: &[String]) -> Result<bool> {
             }
             soak::soak(&mut Machine::new()?, &end).map(|()| true)
         }
+        "clients" => match args.next() {
+            Some(arg) => unknown(arg),
+            None => clients::clients(&Machine::new()?).map(|()| true),
+        },
         "api" => {
             let mut check = false;
             for arg in args {

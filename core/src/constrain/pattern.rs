@@ -36,6 +36,19 @@ const WRITTEN: [u32; 17] =
 const ASTRAL: u32 = 0x1_0000;
 const END: u32 = 0x11_0000;
 
+/// The characters of a kind, which escapes name by a letter.
+pub(super) fn kind(name: char) -> Option<Vec<Range>> {
+    Some(match name {
+        'd' => DIGIT.to_vec(),
+        'D' => others(&DIGIT),
+        'w' => WORD.to_vec(),
+        'W' => others(&WORD),
+        's' => SPACE.to_vec(),
+        'S' => others(&SPACE),
+        _ => return None,
+    })
+}
+
 /// Bytes that write a character in plain text or in a JSON string; `None` if it is never written.
 fn cost(c: u32, plain: bool) -> Option<u32> {
     match c {
@@ -236,13 +249,11 @@ impl Parser<'_> {
         let one = |c: u32| Ok(vec![(c, c)]);
         let malformed = |expected| Refused::Malformed { at, expected };
         let digits = || malformed("an escape with the hexadecimal digits of a character");
-        match self.rest.next().ok_or_else(|| malformed("a character after the backslash"))? {
-            'd' => Ok(DIGIT.to_vec()),
-            'D' => Ok(others(&DIGIT)),
-            'w' => Ok(WORD.to_vec()),
-            'W' => Ok(others(&WORD)),
-            's' => Ok(SPACE.to_vec()),
-            'S' => Ok(others(&SPACE)),
+        let name = self.rest.next().ok_or_else(|| malformed("a character after the backslash"))?;
+        if let Some(kind) = kind(name) {
+            return Ok(kind);
+        }
+        match name {
             't' => one(9),
             'n' => one(10),
             'v' => one(11),

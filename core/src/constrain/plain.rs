@@ -6,7 +6,7 @@
 
 use super::characters::Range;
 use super::grammar::{Grammar, MAX_NODES, Node, NodeId, Text, Whitespace};
-use super::pattern::{Budget, Expression, Pattern, Refused, others};
+use super::pattern::{self, Budget, Expression, Pattern, Refused, others};
 use super::writable::Writable;
 use crate::error::{Error, Name, Result};
 use crate::sort;
@@ -21,7 +21,7 @@ const MAX_BYTES: usize = 1 << 16;
 /// Largest nesting of groups, and of rules that begin with one another.
 const MAX_NESTING: usize = 64;
 /// Largest bound of a repetition.
-const MAX_REPEATS: u32 = 1000;
+const MAX_REPEATS: u32 = 4096;
 /// Largest expression of a rule that is copied to where the rule is used.
 const MAX_COPIED: usize = 256;
 /// Maximum number of parts of all copies together.
@@ -650,7 +650,7 @@ impl<'t> Parser<'t> {
                 Some('?') => (0, Some(1)),
                 Some('{') => {
                     self.at += 1;
-                    let wrong = "expects {count}, {min,} or {min,max} of at most 1000";
+                    let wrong = "expects {count}, {min,} or {min,max} of at most 4096";
                     let number = |parser: &mut Self| {
                         parser.space(false);
                         let rest = parser.rest();
@@ -688,6 +688,10 @@ impl<'t> Parser<'t> {
         let mut ranges = Vec::new();
         while !self.take("]") {
             self.within(opening, "has a class without an end")?;
+            if let Some(kind) = self.kind() {
+                ranges.extend(kind);
+                continue;
+            }
             let first = self.character(cut)?;
             let last = if self.rest().starts_with('-') && !self.rest().starts_with("-]") {
                 self.at += 1;
@@ -704,6 +708,14 @@ impl<'t> Parser<'t> {
         Ok(if negated { all_others } else { others(&all_others) })
     }
 
+    /// The characters of an escape such as `\d`, which grammars that were made from regular expressions have.
+    fn kind(&mut self) -> Option<Vec<Range>> {
+        let name = self.rest().strip_prefix('\\')?.chars().next()?;
+        let kind = pattern::kind(name)?;
+        self.at += 2;
+        Some(kind)
+    }
+
     /// Refuses the end of the grammar, for what begins at `opening`.
     fn within(&mut self, opening: usize, problem: &'static str) -> Result<()> {
         if self.peek().is_none() {
@@ -718,15 +730,20 @@ impl<'t> Parser<'t> {
         match self.next() {
             None => Err(self.wrong(cut)),
             Some('\\') => {
+                let escape = self.at - 1;
                 let digits = match self.next() {
                     Some('n') => return Ok(10),
                     Some('r') => return Ok(13),
                     Some('t') => return Ok(9),
-                    Some(c @ ('\\' | '"' | '[' | ']')) => return Ok(c.into()),
+                    // Each stands for itself.
+                    Some(c) if c.is_ascii_punctuation() => return Ok(c.into()),
                     Some('x') => 2,
                     Some('u') => 4,
                     Some('U') => 8,
-                    _ => return Err(self.wrong("has an escape that is not known")),
+                    _ => {
+                        self.at = escape;
+                        return Err(self.wrong("has an escape that is not known"));
+                    }
                 };
                 let code = self.rest().get(..digits).and_then(|digits| u32::from_str_radix(digits, 16).ok());
                 let code = code.filter(|code| char::from_u32(*code).is_some());

@@ -55,6 +55,25 @@ fn texts_and_classes_may_have_line_ends() {
     }
 }
 
+/// Such as are in grammars that were made from regular expressions and schemas.
+#[test]
+fn grammars_may_have_the_escapes_and_bounds_of_generated_ones() {
+    for (grammar, yes, no) in [
+        (r#"root ::= [a\-z]+"#, "a-z", "b"),
+        (r#"root ::= [\d.]+ "\-" [\w\-]*"#, "1.5-a_b-", "a-b"),
+        (r#"root ::= [^\s]+"#, "ab", "a b"),
+        (r#"root ::= "\/" [\/\.]"#, "/.", "/a"),
+        (r#"root ::= [a-z]{2,2000}"#, "ab", "a"),
+    ] {
+        let grammar = Grammar::gbnf(grammar).unwrap();
+        assert!(accepts(&grammar, yes) && !accepts(&grammar, no), "{yes} {no}");
+    }
+    let grammar = Grammar::gbnf("root ::= [a-z]{2,2000} \".\"").unwrap();
+    for (count, fits) in [(2000, true), (2001, false)] {
+        assert_eq!(accepts(&grammar, &("a".repeat(count) + ".")), fits, "{count}");
+    }
+}
+
 #[test]
 fn malformed_grammars_are_refused() {
     for (text, message) in [
@@ -67,7 +86,8 @@ fn malformed_grammars_are_refused() {
         ("root ::= [b-a]", "a range whose end is before"),
         ("root ::= (\"a\"", "expects ) at the end of a group"),
         ("root ::= \"a\")", "expects a text, a class, a rule or a group: )"),
-        ("root ::= \"\\q\"", "has an escape that is not known"),
+        ("root ::= \"a\\q\"", "has an escape that is not known: \\q?"),
+        ("root ::= [a\\q]", "has an escape that is not known: \\q]"),
         ("root ::= \"\\xg\"", "expects the digits"),
         ("root ::= \"\\uD800\"", "expects the digits"),
         ("root ::= a\n", "uses a rule that is missing: a"),
@@ -78,7 +98,7 @@ fn malformed_grammars_are_refused() {
             "line 2 of the grammar has a rule that begins",
         ),
         ("root ::= \"a\"{2,1}", "expects {count}, {min,} or {min,max}"),
-        ("root ::= \"a\"{1001}", "expects {count}"),
+        ("root ::= \"a\"{4097}", "expects {count}"),
         ("root ::= <think>", "expects a text, a class, a rule or a group: <think>"),
         ("root ::= \"\"", "grammar has no text of at least one character"),
         ("root ::= \"a\" root", "grammar has no text of at least one character"),
