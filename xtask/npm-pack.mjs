@@ -13,7 +13,7 @@ const MODULE_LIMIT = 475_000;
 
 // Files of the other builds.
 MUST.push("dist/train.js", "dist/shohin_wasm_train_bg.wasm", "dist/webgpu.js", "dist/shohin_wasm_webgpu_bg.wasm", "dist/shohin_wasm_relaxed_bg.wasm");
-if (existsSync(new URL("../wasm/pkg-threads", import.meta.url))) {
+if (existsSync(new URL("../wasm/module-threads", import.meta.url))) {
   MUST.push("dist/threads.js", "dist/shohin_wasm_threads_bg.wasm", "dist/shohin_wasm_threads_relaxed_bg.wasm");
 }
 

@@ -1,4 +1,4 @@
-// Bundles the TypeScript of js/src with the glue of pkg/ into dist/, one file for each environment.
+// Bundles the TypeScript of js/src with the glue of module/ into dist/, one file for each environment.
 import { build } from "esbuild";
 import { existsSync, statSync } from "node:fs";
 import { copyFile, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
@@ -31,7 +31,7 @@ const own = { name: "own", setup: ({ onResolve }) => onResolve({ filter: /^\.\.\
 await build({ ...common, platform: "neutral", entryPoints: ["prompt-api", "ai-sdk", "langchain", "react"].map((name) => `js/src/${name}.ts`), plugins: [own], external: ["@langchain/core", "react"] });
 // Node prints the line of an uncaught error: keep it short.
 await build({ ...common, platform: "node", minifySyntax: false, minifyWhitespace: false, entryPoints: ["js/src/node.ts"] });
-const modules = [["pkg", "shohin_wasm_bg.wasm"]];
+const modules = [["module", "shohin_wasm_bg.wasm"]];
 /** Adds a build that differs only in its instructions, and therefore needs no script of its own. */
 const relaxed = async (package_, file) => {
   const glue = (directory) => readFile(path(`../${directory}/shohin_wasm.js`), "utf8");
@@ -40,27 +40,27 @@ const relaxed = async (package_, file) => {
   else if (written(package_) <= written(`${package_}-relaxed`) && (await glue(package_)) === (await glue(`${package_}-relaxed`))) modules.push([`${package_}-relaxed`, file]);
   else console.log(`${package_}-relaxed/ is older than ${package_}/: the package will be built without relaxed SIMD`);
 };
-await relaxed("pkg", "shohin_wasm_relaxed_bg.wasm");
-if (existsSync(path("../pkg-threads"))) {
-  modules.push(["pkg-threads", "shohin_wasm_threads_bg.wasm"]);
-  const alias = { "shohin-threads": path("../pkg-threads/shohin_wasm.js") };
+await relaxed("module", "shohin_wasm_relaxed_bg.wasm");
+if (existsSync(path("../module-threads"))) {
+  modules.push(["module-threads", "shohin_wasm_threads_bg.wasm"]);
+  const alias = { "shohin-threads": path("../module-threads/shohin_wasm.js") };
   await build({ ...common, platform: "neutral", entryPoints: { threads: "js/src/wasm/threads.ts" }, alias, external: ["node:worker_threads"] });
-  await relaxed("pkg-threads", "shohin_wasm_threads_relaxed_bg.wasm");
+  await relaxed("module-threads", "shohin_wasm_threads_relaxed_bg.wasm");
 } else {
-  console.log("no pkg-threads/: the package will be built without threads");
+  console.log("no module-threads/: the package will be built without threads");
 }
-if (existsSync(path("../pkg-webgpu"))) {
-  modules.push(["pkg-webgpu", "shohin_wasm_webgpu_bg.wasm"]);
-  const alias = { "shohin-webgpu": path("../pkg-webgpu/shohin_wasm.js") };
+if (existsSync(path("../module-webgpu"))) {
+  modules.push(["module-webgpu", "shohin_wasm_webgpu_bg.wasm"]);
+  const alias = { "shohin-webgpu": path("../module-webgpu/shohin_wasm.js") };
   await build({ ...common, platform: "browser", entryPoints: { webgpu: "js/src/wasm/webgpu.ts" }, alias });
 } else {
-  console.log("no pkg-webgpu/: the package will be built without WebGPU");
+  console.log("no module-webgpu/: the package will be built without WebGPU");
 }
-if (existsSync(path("../pkg-train"))) {
-  modules.push(["pkg-train", "shohin_wasm_train_bg.wasm", "shohin_wasm_train_bg.wasm"]);
-  await build({ ...common, platform: "neutral", entryPoints: { train: "js/src/wasm/train.ts" }, alias: { "shohin-train": path("../pkg-train/shohin_wasm_train.js") } });
+if (existsSync(path("../module-train"))) {
+  modules.push(["module-train", "shohin_wasm_train_bg.wasm", "shohin_wasm_train_bg.wasm"]);
+  await build({ ...common, platform: "neutral", entryPoints: { train: "js/src/wasm/train.ts" }, alias: { "shohin-train": path("../module-train/shohin_wasm_train.js") } });
 } else {
-  console.log("no pkg-train/: the package will be built without the module that teaches");
+  console.log("no module-train/: the package will be built without the module that teaches");
 }
 for (const [from, to, built = "shohin_wasm_bg.wasm"] of modules) {
   await writeFile(path(`../dist/${to}`), withoutCustomSections(await readFile(path(`../${from}/${built}`))));

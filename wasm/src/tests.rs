@@ -17,6 +17,9 @@ use shohin_core::{
 use wasm_bindgen::JsValue;
 use wasm_bindgen_test::wasm_bindgen_test;
 
+#[cfg(tested_in_browsers)]
+wasm_bindgen_test::wasm_bindgen_test_configure!(run_in_browser);
+
 const SPROUT: &[u8] = include_bytes!("../../models/sprout.gguf");
 
 /// One for `SPROUT`, and one for another model.

@@ -26,6 +26,7 @@ mod source;
 mod suite;
 mod sysroot;
 mod wasi;
+mod wasm_pack;
 mod web;
 
 use std::process::ExitCode;
@@ -98,6 +99,7 @@ Commands:
       --check       compare them with the lists instead (suite `doc` with --thorough)
   miri          run the tests of the thread pool and of core's readers in Miri, with Rust's nightly
       --schedules N schedules of the pool's threads (default 16)
+  wasm-pack     build and test the WebAssembly module with wasm-pack, in Node and browsers (wasm/README.md)
   pictures      make the README's pictures: the chat page answering, and a recording of the terminal
   emulate FILE  run a static Linux program for x86-64 on an emulated processor with AMX (suite `amx` installs it)
   help          print this text
@@ -341,6 +343,10 @@ fn command(args: &[String]) -> Result<bool> {
             }
             miri::miri(&Machine::new()?, &seeds).map(|()| true)
         }
+        "wasm-pack" => match args.next() {
+            None => wasm_pack::run(&mut Machine::new()?).map(|()| true),
+            Some(arg) => unknown(arg),
+        },
         "pictures" => match args.next() {
             None => pictures::pictures(&mut Machine::new()?).map(|()| true),
             Some(arg) => unknown(arg),

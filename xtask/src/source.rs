@@ -150,7 +150,8 @@ fn collect(root: &Path, dir: &Path, files: &mut Vec<PathBuf>) {
     for entry in entries.flatten() {
         let path = entry.path();
         let name = entry.file_name().to_string_lossy().into_owned();
-        let ignored = ["target", "node_modules", "dist", "pkg", ".git", ".venv"].contains(&name.as_str());
+        let ignored =
+            ["target", "node_modules", "dist", "pkg", "module", ".git", ".venv"].contains(&name.as_str());
         if path.is_dir() && !ignored {
             collect(root, &path, files);
         } else if path.is_file() {

@@ -98,15 +98,15 @@ pub(crate) fn build(machine: &mut Machine) -> Result<()> {
 
 fn all(machine: &Machine) -> Result<()> {
     // That for WebGPU without the option of the others: its optimization has a lower limit for inlining.
-    module(machine, "pkg-webgpu", "-Ctarget-feature=+simd128", webgpu)?;
-    module(machine, "pkg", SINGLE, |build| build)?;
-    module(machine, "pkg-relaxed", SINGLE, relaxed)?;
-    named(machine, ("wasm/train", "pkg-train", "shohin_wasm_train"), SINGLE, train)?;
+    module(machine, "module-webgpu", "-Ctarget-feature=+simd128", webgpu)?;
+    module(machine, "module", SINGLE, |build| build)?;
+    module(machine, "module-relaxed", SINGLE, relaxed)?;
+    named(machine, ("wasm/train", "module-train", "shohin_wasm_train"), SINGLE, train)?;
     if machine.absent(Need::StdSource).is_none() {
-        module(machine, "pkg-threads", THREADS, with_std)?;
-        module(machine, "pkg-threads-relaxed", THREADS, |build| relaxed(with_std(build)))?;
+        module(machine, "module-threads", THREADS, with_std)?;
+        module(machine, "module-threads-relaxed", THREADS, |build| relaxed(with_std(build)))?;
     } else {
-        for package in ["pkg-threads", "pkg-threads-relaxed"] {
+        for package in ["module-threads", "module-threads-relaxed"] {
             let _ = std::fs::remove_dir_all(machine.root.join("wasm").join(package));
         }
     }

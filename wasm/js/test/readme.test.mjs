@@ -263,9 +263,9 @@ test("the packed package contains all files that it loads", async () => {
   const { stdout } = await execute(npm, ["pack", "--dry-run", "--json", "--ignore-scripts"], { cwd: PACKAGE });
   const files = new Set(JSON.parse(stdout)[0].files.map(({ path }) => path));
   const needed = ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "dist/index.d.ts", "dist/index.js", "dist/local.js", "dist/node.js", "dist/worker.js", "dist/shohin_wasm_bg.wasm", ...["prompt-api", "ai-sdk", "langchain", "react"].flatMap((name) => [`dist/${name}.js`, `dist/${name}.d.ts`])];
-  if (existsSync(join(PACKAGE, "pkg-relaxed"))) needed.push("dist/shohin_wasm_relaxed_bg.wasm");
-  if (existsSync(join(PACKAGE, "pkg-threads"))) needed.push("dist/threads.js", "dist/shohin_wasm_threads_bg.wasm");
-  if (existsSync(join(PACKAGE, "pkg-threads-relaxed"))) needed.push("dist/shohin_wasm_threads_relaxed_bg.wasm");
-  if (existsSync(join(PACKAGE, "pkg-webgpu"))) needed.push("dist/webgpu.js", "dist/shohin_wasm_webgpu_bg.wasm");
+  if (existsSync(join(PACKAGE, "module-relaxed"))) needed.push("dist/shohin_wasm_relaxed_bg.wasm");
+  if (existsSync(join(PACKAGE, "module-threads"))) needed.push("dist/threads.js", "dist/shohin_wasm_threads_bg.wasm");
+  if (existsSync(join(PACKAGE, "module-threads-relaxed"))) needed.push("dist/shohin_wasm_threads_relaxed_bg.wasm");
+  if (existsSync(join(PACKAGE, "module-webgpu"))) needed.push("dist/webgpu.js", "dist/shohin_wasm_webgpu_bg.wasm");
   for (const name of needed) assert.ok(files.has(name), `${name} is not in the package`);
 });

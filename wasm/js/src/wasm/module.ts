@@ -1,7 +1,7 @@
 // Loads the WebAssembly modules, each once.
 import type * as train from "shohin-train";
 import type * as gpu from "shohin-webgpu";
-import init, * as single from "../../../pkg/shohin_wasm.js";
+import init, * as single from "../../../module/shohin_wasm.js";
 import { ShohinError } from "../api/errors.js";
 import type { LoadOptions } from "../api/options.js";
 import { host } from "./host.js";
@@ -31,7 +31,7 @@ export type CpuChat = single.Chat;
 /** An embedding. @internal */
 export type Embedder = single.Embedder | gpu.Embedder;
 
-export { Step } from "../../../pkg/shohin_wasm.js";
+export { Step } from "../../../module/shohin_wasm.js";
 
 let singleThreaded: Promise<CpuModule> | undefined;
 /** By the number of threads. */

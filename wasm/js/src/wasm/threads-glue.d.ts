@@ -1,6 +1,6 @@
-// The glue of the build with shared memory, which js/build.mjs finds in pkg-threads/ and names `shohin-threads`: the glue of the
+// The glue of the build with shared memory, which js/build.mjs finds in module-threads/ and names `shohin-threads`: the glue of the
 // single-threaded build, and the functions of the thread pool.
-export * from "../../../pkg/shohin_wasm.js";
+export * from "../../../module/shohin_wasm.js";
 
 export default function init(options: {
   module_or_path: WebAssembly.Module;

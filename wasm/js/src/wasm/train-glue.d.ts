@@ -1,4 +1,4 @@
-// The glue of the module that teaches, which js/build.mjs finds in pkg-train/ and names `shohin-train`.
+// The glue of the module that teaches, which js/build.mjs finds in module-train/ and names `shohin-train`.
 
 /** Instantiates the module. */
 export default function init(options: { module_or_path: BufferSource | string | URL | Promise<BufferSource | string | URL> }): Promise<unknown>;

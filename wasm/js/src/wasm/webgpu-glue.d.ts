@@ -1,8 +1,8 @@
-// The glue of the build with WebGPU, which js/build.mjs finds in pkg-webgpu/ and names `shohin-webgpu`: that of the CPU build, but
+// The glue of the build with WebGPU, which js/build.mjs finds in module-webgpu/ and names `shohin-webgpu`: that of the CPU build, but
 // the methods that compute return promises, and there are no adapters.
-import type * as cpu from "../../../pkg/shohin_wasm.js";
+import type * as cpu from "../../../module/shohin_wasm.js";
 
-export { default, Checksum, isa, Joiner, Step } from "../../../pkg/shohin_wasm.js";
+export { default, Checksum, isa, Joiner, Step } from "../../../module/shohin_wasm.js";
 
 /** `T` with promises as results of the methods `M`. */
 type Later<T, M extends keyof T> = Omit<T, M> & {
