@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The built-in model.
 #[cfg(feature = "built-in")]
-static BUILT_IN: &[u8] = include_bytes!("../../models/sprout.gguf");
+static BUILT_IN: &[u8] = include_bytes!("../data/sprout.gguf");
 
 /// A model's file, or all files of a model in parts, memory-mapped.
 #[derive(Clone, Debug)]

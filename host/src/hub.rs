@@ -47,7 +47,7 @@ pub struct PublishedModel {
 /// The models that are known by their names, smallest first.
 pub fn published() -> &'static [PublishedModel] {
     static MODELS: LazyLock<Vec<PublishedModel>> = LazyLock::new(|| {
-        let rows = Value::parse(include_str!("../../models/published.json")).ok().and_then(Value::elements);
+        let rows = Value::parse(include_str!("../data/published.json")).ok().and_then(Value::elements);
         let model = |row: Value<'static>| {
             // Without the quotes; no text has an escape.
             let text = |name| Some(row.get(name)?.text().trim_matches('"'));

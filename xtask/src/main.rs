@@ -19,6 +19,7 @@ mod machine;
 mod miri;
 mod package;
 mod pictures;
+mod release;
 mod runner;
 mod serve;
 mod soak;
@@ -99,6 +100,8 @@ Commands:
       --check       compare them with the lists instead (suite `doc` with --thorough)
   miri          run the tests of the thread pool and of core's readers in Miri, with Rust's nightly
       --schedules N schedules of the pool's threads (default 16)
+  package       pack the crates and the npm package into a folder, with checksums, and chat from what is packed
+      --out DIR     that folder
   wasm-pack     build and test the WebAssembly module with wasm-pack, in Node and browsers (wasm/README.md)
   pictures      make the README's pictures: the chat page answering, and a recording of the terminal
   emulate FILE  run a static Linux program for x86-64 on an emulated processor with AMX (suite `amx` installs it)
@@ -343,6 +346,12 @@ fn command(args: &[String]) -> Result<bool> {
             }
             miri::miri(&Machine::new()?, &seeds).map(|()| true)
         }
+        "package" => match (args.next(), args.next(), args.next()) {
+            (Some("--out"), Some(out), None) => {
+                release::run(&mut Machine::new()?, out.as_ref()).map(|()| true)
+            }
+            _ => Err("package expects --out DIR".into()),
+        },
         "wasm-pack" => match args.next() {
             None => wasm_pack::run(&mut Machine::new()?).map(|()| true),
             Some(arg) => unknown(arg),

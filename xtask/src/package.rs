@@ -18,6 +18,7 @@ pub(crate) const FUZZ: &str = "shohin-fuzz";
 pub(crate) const SCHEDULES: &str = "shohin-schedules";
 pub(crate) const WASM: &str = "shohin-wasm";
 pub(crate) const WASM_TRAIN: &str = "shohin-wasm-train";
+pub(crate) const ACCELERATOR: &str = "shohin-accelerator";
 pub(crate) const API: &str = "shohin-api";
 pub(crate) const BINDGEN: &str = "shohin-bindgen";
 
