@@ -294,6 +294,7 @@ fn hostile_templates_end_within_bounds() {
         (format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(20_000)), "too many branches"),
         ("x".repeat(1 << 20), "too long"),
         ("{% raise".into(), "cannot be read"),
+        ("{%}{{}{#}".into(), "cannot be read"),
         ("{{ raise_exception('no') }}".into(), "refuses the conversation: no"),
         ("{{ messages.append(1) }}".into(), "append"),
         ("{{ open('/etc/passwd') }}".into(), "calls what is no function: open"),
@@ -326,7 +327,7 @@ fn model_with(source: &str) -> Model {
     }
     let bytes = w.to_vec(gguf.tensors().iter().map(|tensor| gguf.data(tensor))).unwrap();
     let file = ModelFile::from_bytes("other.gguf", &bytes).unwrap();
-    Model::builder().cpu().threads(1).context(512).load_file(&file).unwrap()
+    Model::builder().cpu().threads(1).context(1024).load_file(&file).unwrap()
 }
 
 #[test]
@@ -482,4 +483,45 @@ fn replies_to_learn_from_are_those_that_the_template_shows() {
     let model = model_with(TEMPLATES.iter().find(|(name, _)| *name == "default_system").unwrap().1);
     let refused = model.encode_replies(&talk[..1], &[]).unwrap_err().to_string();
     assert_eq!(refused, "messages needs a message of the assistant to learn from");
+}
+
+#[test]
+fn calls_are_made_in_the_form_of_the_template() {
+    let tool = r#"{"name":"add","description":"","parameters":{"properties":{"a":{"type":"integer","minimum":0,"maximum":9},"unit":{"type":"string","enum":["C","F"]}},"required":["a","unit"]}}"#;
+    for (name, begin) in [
+        ("qwen35", "<tool_call>\n<function=add>\n<parameter=a>\n"),
+        ("hermes", "<tool_call>\n{\"name\": \"add\", "),
+    ] {
+        let model = model_with(TEMPLATES.iter().find(|(other, _)| *other == name).unwrap().1);
+        let mut chat = model.chat().unwrap();
+        *chat.options_mut() = TurnOptions {
+            tools: vec![tool.into()],
+            tool_choice: ToolChoice::Required,
+            parallel_tool_calls: false,
+            max_tokens: Some(120),
+            ..TurnOptions::default()
+        };
+        let mut reply = chat.send("Add!").unwrap();
+        let (mut content, mut calls) = (String::new(), Vec::new());
+        for piece in reply.by_ref() {
+            let piece = piece.unwrap();
+            content += &piece.content;
+            calls.extend(piece.tool_calls);
+        }
+        let finish = reply.finished().unwrap().clone();
+        drop(reply);
+        assert!(finish.text.starts_with(begin), "{name}: {}", finish.text);
+        assert_eq!((content.as_str(), &calls), ("", &finish.message.tool_calls), "{name}");
+        let arguments: Value = serde_json::from_str(&calls[0].arguments).unwrap();
+        assert!(arguments["a"].as_u64().is_some_and(|a| a < 10), "{name}: {arguments}");
+        assert!(arguments["unit"] == "C" || arguments["unit"] == "F", "{name}: {arguments}");
+        // The call is part of the next prompt as the model wrote it, where that fits its short context.
+        if name == "hermes" {
+            continue;
+        }
+        chat.options_mut().tool_choice = ToolChoice::Auto;
+        chat.options_mut().max_tokens = Some(4);
+        let next = chat.send_messages(vec![ChatMessage::new(Role::Tool, "7")]).unwrap().finish().unwrap();
+        assert!(next.usage.cached_tokens >= finish.usage.prompt_tokens, "{name}: {:?}", next.usage);
+    }
 }

@@ -30,6 +30,7 @@ mod chunk;
 mod conversation;
 mod described;
 pub mod fields;
+mod file_style;
 mod history;
 mod message;
 mod model;
@@ -48,13 +49,14 @@ pub use chunk::{Chunk, ChunkCollector, TokenLogprob};
 pub use conversation::{
     Conversation, Finish, Piece, PrefixState, Progress, Request, SessionState, Usage, drive,
 };
+pub use file_style::FileStyle;
 pub use history::{History, Known};
 pub use message::{ChatMessage, FunctionCall, encode_replies};
 pub use model::ChatModel;
 pub use options::{
     Encoded, OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions, function_name,
 };
-pub use rendering::{FileStyle, Renderer, Rendering};
+pub use rendering::{Renderer, Rendering};
 pub use reply::{CallBlocks, Reply, ReplyParser};
 pub use results::ToolResults;
 pub use scheduler::{Event, Prompt, ReplyId, Scheduler, SchedulerOptions};

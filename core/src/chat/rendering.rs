@@ -4,26 +4,12 @@
 //! are encoded as plain text, whatever they say.
 #![forbid(unsafe_code)]
 
-use super::calls::CallForm;
 use super::template::{ChatOptions, Message};
 use crate::error::Result;
 use crate::tokenizer::{EncodeBuffers, EncodeOptions, Tokenizer};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
-
-/// What a host finds out about the template of a file before it renders conversations with it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FileStyle {
-    /// Whether replies may have thoughts between `<think>` and `</think>`.
-    pub thinks: bool,
-    /// Whether a reply begins inside its thoughts: without thinking, and with.
-    pub opens: [bool; 2],
-    /// Whether conversations can have a system message.
-    pub system: bool,
-    /// The form of calls; `None` if the template has no tools.
-    pub calls: Option<CallForm>,
-}
 
 /// Renders conversations with the template of a file.
 pub trait Renderer {

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::calls::CallForm;
-use super::rendering::FileStyle;
+use super::file_style::FileStyle;
 use crate::bytes::{find, find_last};
 use crate::error::{Error, Name, Result};
 use crate::gguf::Metadata;

@@ -1,10 +1,30 @@
 //! What a template sees: the conversation, as transformers gives it to templates.
 
+use super::error::TemplateError;
 use super::text::{Pieces, Text};
 use super::value::Value;
-use super::{SpecialTokens, TemplateError};
 use shohin_core::chat::{ChatOptions, Message, Role};
-use shohin_core::json;
+use shohin_core::{Tokenizer, json};
+
+/// Texts of control tokens that templates write.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// That of the beginning of a sequence.
+    pub bos: Option<String>,
+    /// That of its end.
+    pub eos: Option<String>,
+}
+
+impl SpecialTokens {
+    /// Those of a vocabulary.
+    pub fn of(tokenizer: &Tokenizer<'_>) -> SpecialTokens {
+        let text = |id: Option<u32>| {
+            let bytes: Vec<u8> = tokenizer.token_bytes(id?)?.collect();
+            String::from_utf8(bytes).ok()
+        };
+        SpecialTokens { bos: text(tokenizer.bos()), eos: text(tokenizer.eos()) }
+    }
+}
 
 /// The variables of a template.
 pub(super) fn globals<'t>(

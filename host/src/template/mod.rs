@@ -6,7 +6,9 @@
 //! (promise G7 of docs/SECURITY.md).
 
 mod date;
+mod error;
 mod eval;
+mod exec;
 mod filters;
 mod messages;
 mod methods;
@@ -16,13 +18,14 @@ mod text;
 mod tojson;
 mod value;
 
-use eval::{Bounds, Eval, Fail};
+pub use error::TemplateError;
+pub use messages::SpecialTokens;
+
+use eval::{Bounds, Eval};
 use minijinja::machinery::ast::Stmt;
 use shohin_core::chat::{
     CallForm, ChatOptions, FileStyle, Message, Renderer, Rendering, Role, Style, Template, ToolCall, render,
 };
-use shohin_core::{Error, Tokenizer};
-use std::fmt;
 use std::time::SystemTime;
 
 /// A chat template of a file.
@@ -32,66 +35,6 @@ pub struct FileTemplate {
     special: SpecialTokens,
     has_clock: bool,
     style: FileStyle,
-}
-
-/// Texts of control tokens that templates write.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SpecialTokens {
-    /// That of the beginning of a sequence.
-    pub bos: Option<String>,
-    /// That of its end.
-    pub eos: Option<String>,
-}
-
-impl SpecialTokens {
-    /// Those of a vocabulary.
-    pub fn of(tokenizer: &Tokenizer<'_>) -> SpecialTokens {
-        let text = |id: Option<u32>| {
-            let bytes: Vec<u8> = tokenizer.token_bytes(id?)?.collect();
-            String::from_utf8(bytes).ok()
-        };
-        SpecialTokens { bos: text(tokenizer.bos()), eos: text(tokenizer.eos()) }
-    }
-}
-
-/// Why a template cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TemplateError {
-    /// Its line, from 1.
-    pub line: u32,
-    /// The problem, as in `refuses the conversation`.
-    pub problem: &'static str,
-    /// What the sentence is about; may be empty.
-    pub found: String,
-}
-
-impl fmt::Display for TemplateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TemplateError { line, problem, found } = self;
-        write!(f, "line {line} of this model's chat template {problem}")?;
-        if found.is_empty() { Ok(()) } else { write!(f, ": {}", printable(found)) }
-    }
-}
-
-impl std::error::Error for TemplateError {}
-
-impl From<TemplateError> for Error {
-    fn from(error: TemplateError) -> Error {
-        Error::rendering(error.line, error.problem, &error.found)
-    }
-}
-
-impl From<Box<Fail>> for TemplateError {
-    fn from(fail: Box<Fail>) -> TemplateError {
-        let Fail { line, problem, found } = *fail;
-        TemplateError { line, problem, found }
-    }
-}
-
-/// What of a template's own message a terminal can show.
-fn printable(text: &str) -> String {
-    let chars = text.chars().map(|c| if c == '\n' { ' ' } else { c });
-    chars.filter(|c| shohin_core::error::is_printable(*c)).take(200).collect()
 }
 
 /// Names of functions and messages that templates are tried with. Nothing of a template contains them.
@@ -273,7 +216,7 @@ pub(crate) fn choose(detected: Template, source: Option<&str>, special: SpecialT
 #[cfg(test)]
 mod choice {
     use super::*;
-    use shohin_core::Gguf;
+    use shohin_core::{Gguf, Tokenizer};
 
     fn detected(source: &str) -> (Template, Template) {
         let gguf = Gguf::parse(include_bytes!("../../../models/sprout.gguf")).unwrap();
@@ -323,6 +266,28 @@ mod choice {
             }
             assert!(is_file(chosen), "{source}");
         }
+    }
+
+    #[test]
+    fn llama_3_has_tools_in_its_file_and_the_date_that_is_built_in() {
+        let llama31 = include_str!("../../tests/fixtures/templates/llama31.jinja");
+        // Llama 3.2 asks for the date.
+        let dated = llama31.replace(
+            "    {%- set date_string = \"26 Jul 2024\" %}",
+            "{%- if strftime_now is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = \"26 Jul 2024\" %}{%- endif %}",
+        );
+        assert_ne!(dated, llama31);
+        for source in [llama31, &dated] {
+            let gguf = Gguf::parse(include_bytes!("../../../models/sprout.gguf")).unwrap();
+            let found = Template::detect(Some(source), &Tokenizer::from_gguf(&gguf).unwrap());
+            assert_eq!(found, Template::LLAMA31);
+            let chosen = choose(found, Some(source), SpecialTokens::default());
+            assert_eq!(chosen.template.style.calls(), Some(CallForm::Llama3));
+            assert!(chosen.file.unwrap().agrees(found));
+        }
+        let today = FileTemplate::new(&dated, SpecialTokens::default()).unwrap();
+        let shown = today.render(&[Message::new(Role::User, "Hi")], &ChatOptions::default()).unwrap().text;
+        assert!(!shown.contains("26 Jul 2024") && shown.contains("Today Date: "), "{shown}");
     }
 
     #[test]

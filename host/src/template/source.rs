@@ -1,6 +1,6 @@
 //! The text of a template, before it is executed.
 
-use super::TemplateError;
+use super::error::TemplateError;
 use minijinja::machinery::{WhitespaceConfig, ast, parse};
 
 /// Bytes of a template: several times those of the longest that are published.
@@ -86,7 +86,7 @@ fn without_marks(source: &str) -> Result<String, TemplateError> {
             b'{' => "}}",
             _ => "#}",
         };
-        let Some(len) = tag.find(close).map(|len| len + 2) else { break };
+        let Some(len) = tag[2..].find(close).map(|len| len + 4) else { break };
         let tag = &tag[..len];
         out.push_str(&rest[..at]);
         let inner = tag[2..len - 2].trim_matches(['-', '+']).trim();
