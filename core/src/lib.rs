@@ -83,6 +83,7 @@ pub mod device;
 mod float16;
 pub mod generate;
 pub mod gguf;
+mod hadamard;
 pub mod json;
 pub mod limits;
 mod magnitude;

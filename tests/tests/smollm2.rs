@@ -278,7 +278,7 @@ fn caches_cost_little_perplexity() {
             KvFormat::F32 => 1e-4,
             KvFormat::F16 => 1e-3,
             KvFormat::Q8 => 1e-2,
-            KvFormat::Q4 => 0.2,
+            KvFormat::Q4 => 0.03,
             KvFormat::Fp8E4M3 => 0.1,
             KvFormat::Fp8E5M2 => 0.2,
         };

@@ -45,6 +45,10 @@ pub(crate) trait KvCodec: Copy + Send + Sync + 'static {
     /// How GPUs store it.
     const FLAT: FlatKv;
 
+    /// Whether CPUs [rotate](crate::hadamard::rotate_head) heads before they are stored, and the result of attention back: outliers are
+    /// spread over their blocks, and steps get smaller.
+    const ROTATED: bool = false;
+
     /// Bytes of a block's keys.
     fn key_block(head_dim: usize) -> usize;
 
@@ -153,8 +157,8 @@ formats! {
     /// Absolute error at most 1/254 of the largest magnitude in the group.
     #[cfg_attr(not(feature = "cache-formats"), default)]
     Q8 "q8" crate::cache::Quantized<crate::cache::Codes<8>>,
-    /// 4-bit integers with one scale per 32 elements: a little over half the memory of Q8. Absolute error at
-    /// most 1/14 of the largest magnitude in the group.
+    /// 4-bit integers with one scale per 32 elements: a little over half the memory of Q8. CPUs store
+    /// heads rotated, with the best scale of a few; on GPUs, absolute error at most 1/14 of the largest magnitude in the group.
     Q4 "q4" crate::cache::Quantized<crate::cache::Codes<4>>,
     /// 8-bit floats with 3 bits of mantissa and no scales: half the memory of F16, relative error 2^-4.
     /// Magnitudes over 448 become 448.
@@ -168,6 +172,11 @@ impl KvFormat {
     /// Whether this build can store the format: without the feature `cache-formats`, only Q8.
     pub const fn is_available(self) -> bool {
         cfg!(feature = "cache-formats") || matches!(self, KvFormat::Q8)
+    }
+
+    /// Whether CPUs store heads rotated by a Hadamard matrix.
+    pub const fn is_rotated_on_cpus(self) -> bool {
+        with_codec!(self, C => <C as KvCodec>::ROTATED)
     }
 
     /// The format called `name`.

@@ -6,7 +6,8 @@
 //!         scales (kv_heads, positions, head_dim / 32) as f32
 //! ```
 //! Floats keep their bits. Integers are rounded as the other device rounds what it stores: a GPU has a scale for each 32
-//! elements of a value, a CPU one for all of an 8-bit value.
+//! elements of a value, a CPU one for all of an 8-bit value. Heads that CPUs [rotate](KvCodec::ROTATED) are rotated back, and those of GPUs
+//! rotated.
 #![forbid(unsafe_code)]
 
 use alloc::vec;
@@ -14,6 +15,7 @@ use alloc::vec::Vec;
 
 use super::{BLOCK_POSITIONS, KvCodec, KvFormat, KvShape, SCALE_GROUP, with_codec};
 use crate::error::{Error, Result};
+use crate::hadamard::rotate_head;
 
 /// A GPU's rows for the keys and values of `shape.capacity` positions, which a CPU exported.
 ///
@@ -63,6 +65,10 @@ fn convert<C: KvCodec>(rows: &Rows, from: &[u8], to_rows: bool) -> Result<Vec<u8
                         (true, 0) => C::get_key(block, t, &mut row),
                         (true, _) => C::get_value(block, t, &mut row),
                         (false, _) => rows.get::<C>(from, place, &mut row),
+                    }
+                    // Either way, as only CPUs rotate.
+                    if C::ROTATED {
+                        rotate_head(&mut row);
                     }
                     match (to_rows, kind) {
                         (true, _) => rows.put::<C>(&mut out, place, &row),
@@ -173,7 +179,7 @@ mod tests {
                 KvFormat::F32 => 0.0,
                 KvFormat::F16 => 1e-3,
                 KvFormat::Q8 => 1.0 / 120.0,
-                KvFormat::Q4 => 1.0 / 6.5,
+                KvFormat::Q4 => 1.0 / 3.5,
                 KvFormat::Fp8E4M3 => 1.0 / 15.0,
                 KvFormat::Fp8E5M2 => 1.0 / 7.0,
             };
@@ -182,8 +188,12 @@ mod tests {
                 for (kind, want) in both.iter().enumerate() {
                     let place = layout.place(i / 37, kind, i % 37);
                     with_codec!(format, C => layout.get::<C>(&rows, place, &mut row));
+                    let mut want = want.clone();
+                    if with_codec!(format, C => C::ROTATED) {
+                        rotate_head(&mut want);
+                    }
                     let most = want.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
-                    let worst = row.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                    let worst = row.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                     assert!(worst <= error * most, "{format:?} {i} {kind}: {worst}");
                 }
             }

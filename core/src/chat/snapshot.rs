@@ -23,6 +23,9 @@ const VERSION: [u8; 2] = [0, 4];
 const ORIGIN: usize = 48;
 /// Where an origin has its layout.
 const LAYOUT: usize = 32;
+/// And the format of its cache, with [`ROTATED`] if heads are: files of before that are not read as those.
+const FORMAT: usize = 33;
+const ROTATED: u8 = 0x80;
 /// Numbers after the origin.
 const NUMBERS: usize = 9;
 const HEAD: usize = 8 + ORIGIN + 4 * NUMBERS;
@@ -91,8 +94,7 @@ impl Origin {
         let format = KvFormat::ALL.iter().position(|&format| format == session.kv).unwrap_or(usize::MAX);
         let mut origin = [0; ORIGIN];
         origin[..32].copy_from_slice(&fingerprint);
-        let gpu = u8::from(layout == Layout::Gpu);
-        origin[32..35].copy_from_slice(&[gpu, format as u8, u8::from(activations == Activations::Int8)]);
+        origin[FORMAT..35].copy_from_slice(&[format as u8, u8::from(activations == Activations::Int8)]);
         let (kind, numbers) = match session.attention {
             AttentionPattern::Full => (0, [0; 3]),
             AttentionPattern::Window { window, sinks } => (1, [window, sinks, 0]),
@@ -104,13 +106,17 @@ impl Origin {
         for (bytes, n) in origin[36..].as_chunks_mut().0.iter_mut().zip(numbers) {
             *bytes = n.to_le_bytes();
         }
-        Origin(origin)
+        Origin(origin).on(layout)
     }
 
     /// The same on a device with another layout.
     #[must_use]
     pub fn on(mut self, layout: Layout) -> Origin {
         self.0[LAYOUT] = u8::from(layout == Layout::Gpu);
+        let format = self.0[FORMAT] & !ROTATED;
+        let of_cpus =
+            KvFormat::ALL.get(usize::from(format)).is_some_and(|format| format.is_rotated_on_cpus());
+        self.0[FORMAT] = if of_cpus && layout == Layout::Cpu { format | ROTATED } else { format };
         self
     }
 
@@ -218,8 +224,8 @@ pub fn extent(head: &[u8], origin: &Origin, per_token: u64, state: u64) -> Resul
     let head = head.first_chunk::<HEAD>().ok_or(Error::SnapshotDamaged)?;
     // A session of another model has other sizes.
     let from = head[8..].first_chunk::<ORIGIN>().ok_or(Error::SnapshotDamaged)?;
-    let mut origin = *origin;
-    origin.0[LAYOUT] = from[LAYOUT];
+    let layout = if from[LAYOUT] == 0 { Layout::Cpu } else { Layout::Gpu };
+    let origin = origin.on(layout);
     if let Some(what) = origin.difference(from) {
         return Err(error!(SnapshotForeign { what }));
     }
@@ -289,4 +295,50 @@ pub fn open<'b>(bytes: &'b [u8], origin: &Origin, digest: Digest) -> Result<Snap
     let known = Known { messages: known_messages, tokens: known_tokens };
     let history = History { messages, tokens, tools, known, reply_start };
     Ok(Snapshot { history, prefix: PrefixState { tokens: prefix, kept, dropped }, kv })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(bytes: &[u8]) -> [u8; 32] {
+        let sum = bytes.iter().fold(7u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(*byte)));
+        let mut out = [0; 32];
+        out[..4].copy_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    fn origin(kv: KvFormat, layout: Layout) -> Origin {
+        let session = SessionOptions { kv, ..SessionOptions::default() };
+        Origin::new([1; 32], layout, &session, Activations::Int8)
+    }
+
+    /// Of before CPUs rotated the heads of that format.
+    #[test]
+    fn unrotated_keys_of_q4_are_refused_by_name() {
+        for kv in KvFormat::ALL {
+            let origin = origin(kv, Layout::Cpu);
+            let history = History::default();
+            let bytes = begin(&origin, &history, &PrefixState::default(), 0).unwrap();
+            assert!(open(&seal(bytes.clone(), digest), &origin, digest).is_ok());
+            let mut old = bytes;
+            let format = KvFormat::ALL.iter().position(|&format| format == kv).unwrap();
+            old[8 + FORMAT] = format as u8;
+            match open(&seal(old, digest), &origin, digest) {
+                Ok(_) => assert!(!kv.is_rotated_on_cpus()),
+                Err(error) => {
+                    assert_eq!(kv, KvFormat::Q4);
+                    assert_eq!(error, error!(SnapshotForeign { what: "another format of the KV cache" }));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_origin_is_the_same_on_another_device() {
+        for kv in KvFormat::ALL {
+            let [cpu, gpu] = [Layout::Cpu, Layout::Gpu].map(|layout| origin(kv, layout));
+            assert!(cpu != gpu && cpu.on(Layout::Gpu) == gpu && gpu.on(Layout::Cpu) == cpu);
+        }
+    }
 }

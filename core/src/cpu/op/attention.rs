@@ -4,9 +4,10 @@
 use core::num::NonZeroU32;
 use core::ops::Range;
 
+use super::hadamard;
 use super::rmsnorm::rmsnorm_in_place;
 use super::rope::{rotate, rotate_interleaved};
-use crate::cache::{KvStorage, with_codec};
+use crate::cache::{KvCodec, KvStorage, with_codec};
 use crate::cpu::attention::{CausalAttention, FlashCodec};
 use crate::cpu::cache::CpuCache;
 use crate::cpu::context::Context;
@@ -14,6 +15,7 @@ use crate::cpu::isa::Isa;
 use crate::cpu::scratch::{CurrentRows, Scratch};
 use crate::cpu::simd::{SimdOp, dispatch};
 use crate::error::Result;
+use crate::hadamard::rotate_head;
 use crate::model::program::{BufferId, QkNorm, RopePairing};
 use crate::model::weights::ModelBytes;
 use crate::rows::Rows;
@@ -70,7 +72,7 @@ pub(in crate::cpu) fn store<B: ModelBytes>(
             kv_size,
             q: &mut q[range(q_size)],
             k: &mut k[range(kv_size)],
-            v: &v[range(kv_size)],
+            v: &mut v[range(kv_size)],
         };
         with_codec!(cache.format, C => {
             rope_store::<C>(segment, cache.storage()?);
@@ -114,6 +116,9 @@ pub(in crate::cpu) fn attend<B: ModelBytes>(
             let storage: KvStorage<'_, C> = cache.storage()?;
             let attention = CausalAttention { cache: &storage, layer, start, group, pattern, slopes, q };
             attention.run(context.isa, context.pool, out, memory);
+            if C::ROTATED {
+                hadamard::heads(context.isa, context.pool_for(out.len()), out, (size, heads.dim));
+            }
         });
         Ok(())
     })
@@ -164,11 +169,12 @@ struct Rotated<'a> {
     /// `(tokens, kv_size)`
     k: &'a mut [f32],
     /// `(tokens, kv_size)`
-    v: &'a [f32],
+    v: &'a mut [f32],
 }
 
 /// Normalizes and rotates the heads of `q` and `k`, stores `k` and `v`, and prepares `q` for the cache
-/// format.
+/// format. Of formats that say so, the heads of all three are [rotated](rotate_head) before: products of queries and keys stay the same, and
+/// the weighted sum of values is rotated back.
 struct QkNormRopeStore<'a, C> {
     segment: Rotated<'a>,
     storage: KvStorage<'a, C>,
@@ -184,7 +190,7 @@ impl<C: FlashCodec> SimdOp for QkNormRopeStore<'_, C> {
         let angles = segment.cos.chunks_exact(d / 2).zip(segment.sin.chunks_exact(d / 2));
         let tokens =
             segment.q.chunks_exact_mut(segment.q_size).zip(segment.k.chunks_exact_mut(segment.kv_size));
-        let tokens = tokens.zip(segment.v.chunks_exact(segment.kv_size)).zip(angles);
+        let tokens = tokens.zip(segment.v.chunks_exact_mut(segment.kv_size)).zip(angles);
         for (t, (((q, k), v), (cos, sin))) in tokens.enumerate() {
             let norms = segment.norms.map_or([None, None], |(q, k)| [Some(q), Some(k)]);
             let (cos, sin) = (&cos[..segment.pairs], &sin[..segment.pairs]);
@@ -202,6 +208,11 @@ impl<C: FlashCodec> SimdOp for QkNormRopeStore<'_, C> {
             }
             if cfg!(feature = "variants") && segment.query_scale != 1.0 {
                 q.iter_mut().for_each(|q| *q *= segment.query_scale);
+            }
+            if C::ROTATED {
+                for heads in [&mut *q, &mut *k, &mut *v] {
+                    heads.chunks_exact_mut(d).for_each(rotate_head);
+                }
             }
             storage.write(segment.layer, segment.start + t, k, v);
             C::prepare(segment.isa, q, d);

@@ -1,15 +1,17 @@
-//! Rotations by Hadamard matrices, as fast transforms.
+//! Rotations of rows by Hadamard matrices: of what rotated weights multiply, and of heads of attention.
 #![forbid(unsafe_code)]
 
-use super::LANES;
 use crate::cpu::context::Context;
+use crate::cpu::isa::Isa;
 use crate::cpu::parallel::for_each_chunk;
 use crate::cpu::scratch::Scratch;
 use crate::cpu::simd::{SimdOp, dispatch};
 use crate::error::Result;
+use crate::hadamard::{rotate_head, transform};
 use crate::model::hadamard::{Basis, HeadOrder};
 use crate::model::program::Hadamard;
 use crate::model::weights::ModelBytes;
+use crate::pool::Pool;
 
 /// [`Op::Hadamard`](crate::model::program::Op::Hadamard), of `n` rows.
 pub(in crate::cpu) fn run<B: ModelBytes>(
@@ -60,6 +62,27 @@ fn reorder(x: &[f32], HeadOrder { keys, heads }: HeadOrder, out: &mut [f32]) {
     }
 }
 
+/// Rotates each head of `rows`, see [`rotate_head`].
+pub(super) fn heads(isa: Isa, pool: &dyn Pool, rows: &mut [f32], (size, head_dim): (usize, usize)) {
+    for_each_chunk(pool, rows, size, &|_, row| dispatch(isa, RotateHeads { row, head_dim }));
+}
+
+/// Rotates the heads of a row.
+struct RotateHeads<'a> {
+    /// `(heads, head_dim)`
+    row: &'a mut [f32],
+    head_dim: usize,
+}
+
+impl SimdOp for RotateHeads<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.row.chunks_exact_mut(self.head_dim).for_each(rotate_head);
+    }
+}
+
 /// `row = H (s * row) / sqrt(n)` on blocks of `n` elements, or `s * (H row) / sqrt(n)`.
 struct Rotate<'a> {
     /// `(cols)`
@@ -89,48 +112,11 @@ impl SimdOp for Rotate<'_> {
     }
 }
 
-/// `x = H x` with the Hadamard matrix of Sylvester, `H[r][c] = (-1)^popcount(r & c)`, of a power of two of elements: `log2(n)` additions
-/// each (Fino & Algazi 1976).
-#[inline(always)]
-pub(crate) fn transform(x: &mut [f32]) {
-    let (groups, rest) = x.as_chunks_mut::<LANES>();
-    let mut step = 1;
-    if rest.is_empty() {
-        for group in groups {
-            within::<1>(group);
-            within::<2>(group);
-            within::<4>(group);
-            within::<8>(group);
-        }
-        step = LANES;
-    }
-    while step < x.len() {
-        for pair in x.chunks_exact_mut(2 * step) {
-            let (a, b) = pair.split_at_mut(step);
-            for (a, b) in a.iter_mut().zip(b) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        step *= 2;
-    }
-}
-
-/// The sums and differences of elements that are `STEP` apart, in one vector.
-#[inline(always)]
-fn within<const STEP: usize>(x: &mut [f32; LANES]) {
-    let old = *x;
-    *x = core::array::from_fn(|i| match i & STEP {
-        0 => old[i] + old[i + STEP],
-        _ => old[i - STEP] - old[i],
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use alloc::vec::Vec;
 
     use super::*;
-    use crate::cpu::isa::Isa;
 
     fn numbers(n: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * 7919 + 13) % 1009) as f32 / 504.0 - 1.0).collect()
@@ -171,20 +157,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn small_blocks_are_transformed() {
-        for n in [1, 2, 4, 8] {
-            let mut x = numbers(n);
-            let old = x.clone();
-            transform(&mut x);
-            transform(&mut x);
-            assert!(x.iter().zip(&old).all(|(x, old)| (x - n as f32 * old).abs() < 1e-5));
-        }
-        let mut x = [1.0, 2.0, 3.0, 5.0];
-        transform(&mut x);
-        assert_eq!(x, [11.0, -3.0, -5.0, 1.0]);
     }
 
     /// Heads 0 to 5 of two key heads: those of the first are 0, 2 and 4.

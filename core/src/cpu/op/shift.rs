@@ -21,6 +21,7 @@ use core::ops::Range;
 use super::rope::{rotate, rotate_interleaved};
 use crate::cache::{KvCodec, KvStorage};
 use crate::cpu::simd::SimdOp;
+use crate::hadamard::rotate_head;
 use crate::model::program::RopePairing;
 
 /// Moves keys and values of a layer to earlier positions.
@@ -49,10 +50,16 @@ impl<C: KvCodec> SimdOp for Shift<'_, '_, C> {
         for head in self.layer * heads..(self.layer + 1) * heads {
             for position in self.from.clone() {
                 self.cache.key(head, position, self.key);
+                if C::ROTATED {
+                    rotate_head(self.key);
+                }
                 let rotated = &mut self.key[..2 * self.cos.len()];
                 match self.pairing {
                     RopePairing::Neox => rotate(rotated, self.cos, self.sin),
                     RopePairing::Interleaved => rotate_interleaved(rotated, self.cos, self.sin),
+                }
+                if C::ROTATED {
+                    rotate_head(self.key);
                 }
                 self.cache.set_key(head, position - self.by, self.key);
                 self.cache.copy_value(head, position, position - self.by);
