@@ -5,7 +5,8 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
-use super::hadamard::RotatedBasis;
+use super::basis::HeadOrder;
+use super::hadamard::{Rotated, RotatedBasis};
 use super::keys::{Keys, bad};
 use super::positions::{Positions, Rotary};
 use super::program::{Heads, Program};
@@ -363,8 +364,18 @@ impl ModelConfig {
     pub fn program(&self) -> Program {
         let program = self.plain_program();
         match &self.basis {
-            Some(basis) if cfg!(feature = "variants") => basis.apply(program, self),
+            Some(basis) if cfg!(feature = "variants") => basis.apply(program, self.rotated_parts()),
             _ => program,
+        }
+    }
+
+    /// What rotations of weights depend on.
+    fn rotated_parts(&self) -> Rotated {
+        let shape = self.recurrence.filter(|shape| shape.value_heads > 0);
+        Rotated {
+            hidden: self.hidden_size,
+            tied: self.tied_embeddings,
+            heads: shape.map(|shape| HeadOrder { keys: shape.key_heads, heads: shape.value_heads }),
         }
     }
 
@@ -455,7 +466,7 @@ impl ModelConfig {
             Positions::Rotary(rotary).check(self.architecture.name, false)?;
         }
         match &self.basis {
-            Some(basis) => basis.check(&self.plain_program(), self),
+            Some(basis) => basis.check(&self.plain_program(), self.rotated_parts()),
             None => Ok(()),
         }
     }

@@ -12,7 +12,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::config::ModelConfig;
+use super::basis::{Basis, HeadOrder};
 use super::program::{BufferId, Hadamard, MAX_OUTPUTS, Op, Program, TensorId};
 use crate::error::{Error, Name, Result};
 use crate::gguf::{Metadata, Value};
@@ -54,28 +54,6 @@ pub struct RotatedBasis {
     /// Whether the rotated matrices `ssm_out` have the columns of a key head's value heads side by side (`gdn_v_grouped`); elsewhere
     /// value head `h` belongs to key head `h % key heads`.
     pub grouped: bool,
-}
-
-/// A rotation of [`Program::bases`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct Basis {
-    /// Elements of a row.
-    pub cols: usize,
-    /// Elements that are rotated together, a power of two and a divisor of `cols`.
-    pub block: usize,
-    /// `s (cols)`; empty if all are 1.
-    pub signs: Vec<f32>,
-    /// How heads are put side by side before that, if they are.
-    pub heads: Option<HeadOrder>,
-}
-
-/// An order of heads: head `r * keys + k` goes to place `k * (heads / keys) + r`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadOrder {
-    /// Heads of keys.
-    pub keys: usize,
-    /// All heads, of values.
-    pub heads: usize,
 }
 
 fn key(name: &str) -> Name {
@@ -207,14 +185,25 @@ fn sign(value: Value<'_>) -> Result<f32> {
     }
 }
 
+/// What the rotations depend on beside the program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rotated {
+    /// Width of the residual stream.
+    pub(super) hidden: usize,
+    /// Whether the embedding is the output.
+    pub(super) tied: bool,
+    /// The heads of linear attention, if there is any.
+    pub(super) heads: Option<HeadOrder>,
+}
+
 impl RotatedBasis {
-    /// Refuses what [`RotatedBasis::apply`] cannot compute with `program`, the forward pass of `config` without rotations.
-    pub(super) fn check(&self, program: &Program, config: &ModelConfig) -> Result<()> {
+    /// Refuses what [`RotatedBasis::apply`] cannot compute with `program`, a forward pass without rotations.
+    pub(super) fn check(&self, program: &Program, of: Rotated) -> Result<()> {
         let name = "weight_names";
         if self.embedding {
-            self.check_width("inverse_weight_names", EMBEDDING, config.hidden_size)?;
+            self.check_width("inverse_weight_names", EMBEDDING, of.hidden)?;
         }
-        let tied = config.tied_embeddings;
+        let tied = of.tied;
         if self.tied_output && !(tied && self.embedding) {
             let expected = "false in a model with output.weight, or whose embedding is not rotated";
             return Err(bad("tied_output", 1.0, expected));
@@ -223,8 +212,7 @@ impl RotatedBasis {
             let expected = "2, with tied_output, in a model whose embedding is its output";
             return Err(bad("version", 1.0, expected));
         }
-        let heads = config.recurrence.map_or(0, |shape| shape.value_heads);
-        if self.grouped && heads == 0 {
+        if self.grouped && of.heads.is_none() {
             return Err(bad("gdn_v_grouped", 1.0, "false in a model without linear attention"));
         }
         for (i, weight) in self.weights.iter().enumerate() {
@@ -278,10 +266,10 @@ impl RotatedBasis {
     }
 
     /// Adds the rotations to `program`, for which this was [checked](RotatedBasis::check).
-    pub(super) fn apply(&self, mut program: Program, config: &ModelConfig) -> Program {
+    pub(super) fn apply(&self, mut program: Program, of: Rotated) -> Program {
         let old = core::mem::take(&mut program.body);
         let blocks = core::mem::take(&mut program.blocks);
-        let mut pass = Pass { basis: self, config, program, body: Vec::with_capacity(old.len()) };
+        let mut pass = Pass { basis: self, heads: of.heads, program, body: Vec::with_capacity(old.len()) };
         for (i, op) in old.into_iter().enumerate() {
             if blocks.contains(&i) {
                 pass.program.blocks.push(pass.body.len());
@@ -301,7 +289,7 @@ impl RotatedBasis {
 /// The rewriting of a program.
 struct Pass<'b> {
     basis: &'b RotatedBasis,
-    config: &'b ModelConfig,
+    heads: Option<HeadOrder>,
     program: Program,
     body: Vec<Op>,
 }
@@ -351,8 +339,7 @@ impl Pass<'_> {
     fn rotation(&mut self, x: BufferId, weight: TensorId) -> Hadamard {
         let spec = self.program.tensor(weight);
         let (cols, grouped) = (spec.cols, self.basis.grouped && spec.name.ends_with(".ssm_out.weight"));
-        let shape = self.config.recurrence.filter(|_| grouped);
-        let heads = shape.map(|shape| HeadOrder { keys: shape.key_heads, heads: shape.value_heads });
+        let heads = self.heads.filter(|_| grouped);
         let (basis, out) = (self.index(cols, heads), self.program.buffer("rotated", cols));
         Hadamard { x, out, basis, inverse: false }
     }

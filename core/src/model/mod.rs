@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod alibi;
+mod basis;
 #[cfg(feature = "variants")]
 mod bitnet;
 mod bonsai;
@@ -42,13 +43,14 @@ mod smollm3;
 pub mod split;
 pub mod weights;
 
+pub use basis::{Basis, HeadOrder};
 pub use bonsai::BonsaiModel;
 pub use config::{
     Architecture, Biases, ExpertsConfig, LayerKinds, ModelConfig, ModelConfig as Qwen3Config, Recurrence,
     Scales,
 };
 pub use embedding::{Embedding, Pooling};
-pub use hadamard::{Basis, RotatedBasis};
+pub use hadamard::RotatedBasis;
 pub use hugging_face::HuggingFace;
 pub use lora::{LoraAdapter, LoraConfig};
 pub use positions::{Alibi, Positions, RopeFactors, Rotary};

@@ -13,7 +13,7 @@ use core::num::NonZeroU32;
 
 use heapless::Vec as ArrayVec;
 
-use super::hadamard::Basis;
+use super::basis::Basis;
 use super::rope::Rope;
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;

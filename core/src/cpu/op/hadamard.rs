@@ -8,9 +8,9 @@ use crate::cpu::scratch::Scratch;
 use crate::cpu::simd::{SimdOp, dispatch};
 use crate::error::Result;
 use crate::hadamard::{rotate_head, transform};
-use crate::model::hadamard::{Basis, HeadOrder};
 use crate::model::program::Hadamard;
 use crate::model::weights::ModelBytes;
+use crate::model::{Basis, HeadOrder};
 use crate::pool::Pool;
 
 /// [`Op::Hadamard`](crate::model::program::Op::Hadamard), of `n` rows.
