@@ -49,7 +49,7 @@ impl CliError {
     }
 }
 
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", not(target_os = "wasi")))]
 impl Display for CliError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -2,10 +2,10 @@
 
 use crate::args::byte_count;
 use crate::error::{CliError, Result};
-use crate::model::{Lora, ModelArgs, finish_caching, settings};
+use crate::model::{AdapterArgs, Lora, ModelArgs, finish_caching, settings};
 use crate::terminal::remark;
 use clap::Args;
-use shohin_server::{NamedAdapter, ServerOptions, StartError, is_adapter_name, serve};
+use shohin_server::{NamedAdapter, OtherModel, ServerOptions, StartError, is_adapter_name, serve};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -81,6 +81,13 @@ pub(crate) struct ServeArgs {
     /// Form of the log
     #[arg(long, value_name = "FORM", default_value = "text", value_parser = ["text", "json"])]
     log_format: String,
+    /// Another model, loaded when a request first names it; may be repeated. It is run with the same options, without adapters
+    #[arg(long, value_name = "[NAME=]MODEL")]
+    also: Vec<String>,
+    /// Unload the models of --also that were not asked for for longest while their weights take more than BYTES (such as 4G)
+    /// [default: they stay]
+    #[arg(long, value_name = "BYTES", value_parser = byte_count::<usize>)]
+    also_memory: Option<usize>,
     /// Refuse requests with fields that are not known, instead of leaving these aside
     #[arg(long)]
     strict: bool,
@@ -110,7 +117,8 @@ fn level(text: &str) -> std::result::Result<LevelFilter, String> {
 
 /// Writes what the server logs to the standard error output.
 fn begin_log(args: &ServeArgs) {
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // A log that nobody reads any more does not matter.
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     let own = Targets::new().with_target("shohin", args.log);
     let all = tracing_subscriber::registry();
     // It is begun once.
@@ -153,6 +161,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result {
     options.address = SocketAddr::new(args.host, args.port);
     options.aliases = args.name.iter().skip(1).cloned().collect();
     options.any_model_name = args.any_model_name;
+    options.others = args.also.iter().map(|text| other(text, model)).collect();
+    options.others_memory = args.also_memory;
     options.adapters = named(&model.adapters.lora);
     options.adapter_folder = args.lora_dir.clone();
     options.key = args.api_key.clone();
@@ -180,6 +190,18 @@ pub(crate) fn run(args: &ServeArgs) -> Result {
         remark(format_args!("serving {name} ({told}) at http://{address}/v1, a page to chat at http://{address}/; Ctrl-C ends it"));
     })
     .map_err(refusal)
+}
+
+/// A model that is loaded when it is asked for: `MODEL` or `NAME=MODEL`.
+fn other(text: &str, args: &ModelArgs) -> OtherModel {
+    let named = text.split_once('=').filter(|(name, _)| is_adapter_name(name) && !Path::new(text).exists());
+    let path = Path::new(named.map_or(text, |(_, path)| path));
+    let name = named.map(|(name, _)| name.to_owned()).or_else(|| file_name(path));
+    let mut args = args.clone();
+    (args.file.model, args.adapters) = (Some(path.into()), AdapterArgs::default());
+    OtherModel::new(name.unwrap_or_else(|| text.into()), move || {
+        args.load().map_err(|error| error.to_string())
+    })
 }
 
 /// The adapters that requests ask for.

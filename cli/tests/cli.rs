@@ -2146,6 +2146,39 @@ fn serve_answers_and_ends_when_it_is_asked_to() {
     assert!(line.starts_with("serving"), "{line}");
 }
 
+/// As `run` says it, by a name that clients have.
+#[cfg(unix)]
+#[test]
+fn serve_has_several_models_and_names() {
+    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
+    let also = format!("small={nano}");
+    let (mut child, _, address) = serving(&[
+        "--host",
+        "localhost",
+        "--api-key",
+        "k",
+        "--name",
+        "sprout",
+        "--name",
+        "gpt-4o",
+        "--also",
+        &also,
+    ]);
+    let [own, other] = [&[][..], &["-m", nano]]
+        .map(|model| ok(&with(&["run", "Hello!", "--preset", "greedy"], model)).trim().to_string());
+    for (name, answers, want) in [("gpt-4o", "sprout", &own), ("small", "small", &other)] {
+        let message =
+            r#""messages": [{"role": "user", "content": "Hello!"}], "temperature": 0, "surprise": 1"#;
+        let reply = asked(&address, "/v1/chat/completions", &format!(r#"{{{message}, "model": "{name}"}}"#));
+        assert_eq!(reply["choices"][0]["message"]["content"].as_str().unwrap().trim(), *want);
+        assert_eq!(reply["model"], answers);
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let misused = refused(&["serve", "--log", "loud"]);
+    assert!(misused.contains("expected off, error, warn, info, debug or trace"), "{misused}");
+}
+
 /// Each reply is what `run --lora` says.
 #[cfg(unix)]
 #[test]

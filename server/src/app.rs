@@ -2,9 +2,10 @@
 
 use crate::adapters::{Adapters, Chosen, NamedAdapter};
 use crate::api::{AskedAdapter, Input, ModelInfo, PromptInput};
-use crate::engine::{self, Job, Permit, Task, Update};
+use crate::engine::{self, Job, Permit, Sizes, Task, Update};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
+use crate::others::Others;
 use serde_json::Value;
 use shohin::Model;
 use shohin::core::chat::openai::CompletionId;
@@ -27,12 +28,13 @@ pub(crate) struct App {
     pub(crate) any_name: bool,
     /// When the model was loaded.
     pub(crate) created: SystemTime,
-    /// Maximum number of replies at once.
-    pub(crate) slots: usize,
+    pub(crate) sizes: Sizes,
     pub(crate) key: Option<String>,
     /// Origins of pages that may ask.
     pub(crate) origins: Vec<String>,
     pub(crate) adapters: Arc<Adapters>,
+    /// Models that are loaded when they are asked for.
+    pub(crate) others: Arc<Others>,
     pub(crate) tasks: std_mpsc::Sender<Task>,
     pub(crate) permits: Arc<Semaphore>,
     /// Embeddings are computed one request at a time.
@@ -47,7 +49,7 @@ pub(crate) struct App {
     /// Whether requests with unknown fields are refused.
     pub(crate) strict: bool,
     /// Fields that the log has named.
-    pub(crate) named: Mutex<BTreeSet<String>>,
+    pub(crate) named: Arc<Mutex<BTreeSet<String>>>,
 }
 
 /// Maximum number of fields that the log names.
@@ -59,7 +61,19 @@ impl App {
         let adapted = self.adapters.list();
         let adapted = adapted.iter().map(|loaded| self.info(Some(loaded.name())));
         let aliases = self.aliases.iter().map(|name| ModelInfo { name: name.clone(), ..self.info(None) });
-        [self.info(None)].into_iter().chain(aliases).chain(adapted).collect()
+        let others = self.others.names().map(|name| self.other(name));
+        [self.info(None)].into_iter().chain(aliases).chain(adapted).chain(others).collect()
+    }
+
+    /// What is told of another model, of which little is known before it is loaded.
+    fn other(&self, name: &str) -> ModelInfo {
+        match self.others.loaded(name) {
+            Some(app) => app.info(None),
+            None => {
+                let (created, slots) = (self.created, self.sizes.replies);
+                ModelInfo { name: name.into(), parent: None, context: None, created, slots, model: None }
+            }
+        }
     }
 
     /// The name by which the model is known, for one of its other names.
@@ -73,6 +87,10 @@ impl App {
 
     /// What is told of the model of this name.
     pub(crate) fn model_info(&self, asked: &str) -> Result<ModelInfo, ApiError> {
+        let plain = asked.strip_suffix(":latest").unwrap_or(asked);
+        if plain != self.name && self.others.names().any(|name| name == plain) {
+            return Ok(self.other(plain));
+        }
         if self.known(asked) == self.name {
             return Ok(ModelInfo { name: asked.into(), ..self.info(None) });
         }
@@ -85,8 +103,8 @@ impl App {
         let context = self.model.context().min(self.model.config().max_context_length);
         let name = adapter.map_or(self.name.clone(), |adapter| format!("{}:{adapter}", self.name));
         let parent = adapter.map(|_| self.name.clone());
-        let (created, slots, model) = (self.created, self.slots, self.model.clone());
-        ModelInfo { name, parent, context, created, slots, model }
+        let (created, slots, model) = (self.created, self.sizes.replies, Some(self.model.clone()));
+        ModelInfo { name, parent, context: Some(context), created, slots, model }
     }
 
     /// The adapters of a request that names this model, and these adapters in the place of the model's.

@@ -290,6 +290,8 @@ pub(crate) struct Engine {
     /// Set when the server shuts down: when all that is left is given up.
     last: Arc<OnceLock<Instant>>,
     queue: VecDeque<Job>,
+    /// What the metrics were told last.
+    told: Load,
 }
 
 impl Engine {
@@ -304,8 +306,8 @@ impl Engine {
         // Models with adapters run on the CPU: with another device there is one set.
         let context = || model.memory_plan(model.context()).map_or(0, |plan| plan.kv);
         let room = sizes.cache_bytes.unwrap_or_else(|| sizes.replies.saturating_mul(context()));
-        let (sets, queue) = (Vec::new(), VecDeque::new());
-        let mut engine = Engine { model, sizes, room, sets, tasks, metrics, last, queue };
+        let (sets, queue, told) = Default::default();
+        let mut engine = Engine { model, sizes, room, sets, tasks, metrics, last, queue, told };
         engine.set(&Chosen::default())?;
         engine.share_room();
         Ok(engine)
@@ -315,6 +317,7 @@ impl Engine {
     pub(crate) fn run(mut self) {
         loop {
             if !self.take_tasks() && self.active() == 0 && self.queue.is_empty() {
+                self.metrics.set_load(&self.told, &Load::default());
                 return;
             }
             self.give_up();
@@ -327,7 +330,9 @@ impl Engine {
             if self.sets.len() != before {
                 self.share_room();
             }
-            self.metrics.set_load(&self.load());
+            let load = self.load();
+            self.metrics.set_load(&self.told, &load);
+            self.told = load;
             if !computed && self.active() > 0 {
                 std::thread::sleep(PAUSE);
             }

@@ -14,6 +14,8 @@
 //! | `GET /` | a page to chat |
 //! | `GET /health`, `GET /metrics` | whether it answers; counts for Prometheus |
 //!
+//! Beside the model, others can be loaded when requests name them ([`OtherModel`]).
+//!
 //! The log is written with [`tracing`](https://docs.rs/tracing): a line for each answer at level `info`, without anything of what was
 //! said, and requests at level `trace`.
 //!
@@ -30,21 +32,24 @@ mod engine;
 mod error;
 mod log;
 mod metrics;
+mod others;
 mod page;
 mod routes;
 
 pub use adapters::{NamedAdapter, is_adapter_name};
 pub use api::read_requests;
+pub use others::OtherModel;
 
 use adapters::Adapters;
 use app::App;
 use engine::{Engine, Sizes};
 use metrics::Metrics;
+use others::Others;
 use shohin::Model;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::net::TcpListener;
@@ -62,6 +67,11 @@ pub struct ServerOptions {
     pub aliases: Vec<String>,
     /// Whether requests for other models are answered by this one, for clients whose name of a model cannot be set.
     pub any_model_name: bool,
+    /// Other models, which are loaded when requests first name them.
+    pub others: Vec<OtherModel>,
+    /// Maximum number of bytes of the weights of [`ServerOptions::others`] in memory: beyond, those not asked for for longest are
+    /// unloaded. `None`: they stay.
+    pub others_memory: Option<usize>,
     /// Adapters (LoRA) that apply where a request asks for them, on the CPU only.
     pub adapters: Vec<NamedAdapter>,
     /// A folder of which requests can load adapters; `None`: they cannot.
@@ -101,6 +111,8 @@ impl ServerOptions {
             model: model.into(),
             aliases: Vec::new(),
             any_model_name: false,
+            others: Vec::new(),
+            others_memory: None,
             adapters: Vec::new(),
             adapter_folder: None,
             key: None,
@@ -278,16 +290,7 @@ impl Server {
         let failed = |error| StartError::Listen(options.address, error);
         let listener = connections::listen(options.address).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let runs = Arc::new(());
-        let is_running = Arc::downgrade(&runs);
-        let engine = thread::Builder::new()
-            .name("shohin-engine".into())
-            .spawn(move || {
-                // Dropped if it panics, too.
-                let _runs = runs;
-                engine.run();
-            })
-            .map_err(StartError::Thread)?;
+        let (is_running, engine) = others::run(engine).map_err(StartError::Thread)?;
         let permits = options.replies.saturating_add(options.queue).min(Semaphore::MAX_PERMITS);
         let app = App {
             model,
@@ -295,10 +298,11 @@ impl Server {
             aliases: options.aliases,
             any_name: options.any_model_name,
             created: SystemTime::now(),
-            slots: options.replies,
+            sizes,
             key: options.key,
             origins: options.origins.clone(),
             adapters: Arc::new(adapters),
+            others: Arc::new(Others::new(options.others, options.others_memory)),
             tasks: sender,
             permits: Arc::new(Semaphore::new(permits)),
             embedding: Arc::new(Semaphore::new(1)),
@@ -308,7 +312,7 @@ impl Server {
             time: options.time,
             body: options.body,
             strict: options.strict,
-            named: Mutex::default(),
+            named: Arc::default(),
         };
         Ok(Server {
             listener,

@@ -67,7 +67,8 @@ impl Histogram {
     }
 }
 
-/// What the server does now.
+/// What a thread that computes does now.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Load {
     pub(crate) replies: usize,
     pub(crate) queued: usize,
@@ -117,13 +118,18 @@ impl Metrics {
         self.cancelled.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn set_load(&self, load: &Load) {
-        let Load { replies, queued, held_tokens, cache_bytes, adapter_sets } = *load;
-        self.replies.store(replies as u64, Relaxed);
-        self.queued.store(queued as u64, Relaxed);
-        self.held_tokens.store(held_tokens as u64, Relaxed);
-        self.cache_bytes.store(cache_bytes as u64, Relaxed);
-        self.adapter_sets.store(adapter_sets as u64, Relaxed);
+    /// Says what one of the threads does now, and what it did `before`.
+    pub(crate) fn set_load(&self, before: &Load, now: &Load) {
+        for (gauge, before, now) in [
+            (&self.replies, before.replies, now.replies),
+            (&self.queued, before.queued, now.queued),
+            (&self.held_tokens, before.held_tokens, now.held_tokens),
+            (&self.cache_bytes, before.cache_bytes, now.cache_bytes),
+            (&self.adapter_sets, before.adapter_sets, now.adapter_sets),
+        ] {
+            // Gauges wrap around, and back.
+            gauge.fetch_add((now as u64).wrapping_sub(before as u64), Relaxed);
+        }
     }
 
     /// All of it in Prometheus' text format.

@@ -171,12 +171,13 @@ fn handler(dialect: &'static dyn Dialect, action: Action) -> MethodRouter<Arc<Ap
             post(async move |State(app): Shared, body: Body| or_refuse(embed(app, read, body).await))
         }
         Action::Show(read, describe) => post(async move |State(app): Shared, body: Body| {
-            let shown = || {
+            let shown = async {
                 let (name, left) = self::read(&app, read, &text(body)?)?;
+                app.of_model(name.as_deref()).await?;
                 let model = app.model_info(name.as_deref().unwrap_or(&app.name))?;
                 Ok(left.tell(&app, axum::Json(describe(&model)).into_response()))
             };
-            or_refuse(shown())
+            or_refuse(shown.await)
         }),
         Action::Convert(convert) => post(async move |State(app): Shared, body: Body| {
             let converted = || {
@@ -314,6 +315,7 @@ async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Re
     let (text, lora) = api::take_adapters(&text)?;
     let (request, mut left) = self::read(&app, read, &text)?;
     let ReplyRequest { prompts, n, options, score, seed, model, stream, lines, fields, writer } = request;
+    let app = app.of_model(model.as_deref()).await?;
     let options = TurnOptions { describe_tools: true, ..options };
     let described = !options.tools.is_empty() && !app.model.template().style.has_tools();
     let remark = |mut answer: Response| {
@@ -368,6 +370,7 @@ async fn count_tokens(
     let text = text(body)?;
     let (text, lora) = api::take_adapters(&text)?;
     let (request, left) = self::read(&app, read, &text)?;
+    let app = app.of_model(request.model.as_deref()).await?;
     // They do not change how texts are tokenized.
     app.choose(request.model.as_deref(), lora)?;
     let permit = app.permit()?;
@@ -383,6 +386,7 @@ async fn embed(app: Arc<App>, read: Read<EmbeddingRequest>, body: Body) -> Resul
     let text = text(body)?;
     let (text, lora) = api::take_adapters(&text)?;
     let (request, left) = self::read(&app, read, &text)?;
+    let app = app.of_model(request.model.as_deref()).await?;
     let adapters = app.choose(request.model.as_deref(), lora)?;
     let permit = app.permit()?;
     let deadline = Instant::now() + app.time;

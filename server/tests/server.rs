@@ -510,7 +510,11 @@ fn embeddings_that_wait_for_their_turn_have_no_longer_for_it() {
     let start = Instant::now();
     thread::scope(|scope| {
         for _ in 0..6 {
-            scope.spawn(|| assert_eq!(server.post("/v1/embeddings", &long_embeddings()).status, 504));
+            scope.spawn(|| {
+                let status = server.post("/v1/embeddings", &long_embeddings()).status;
+                // On a machine with much other work, the time may be over before all of the request is there.
+                assert!(matches!(status, 408 | 504), "{status}");
+            });
         }
     });
     assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());

@@ -52,13 +52,14 @@ pub(crate) struct ModelInfo {
     pub(crate) name: String,
     /// The model without the adapter, if it has one.
     pub(crate) parent: Option<String>,
-    /// Tokens of its context.
-    pub(crate) context: usize,
+    /// Tokens of its context; `None` if it is not loaded.
+    pub(crate) context: Option<usize>,
     /// When it was loaded.
     pub(crate) created: SystemTime,
     /// Maximum number of replies at once.
     pub(crate) slots: usize,
-    pub(crate) model: Model,
+    /// `None` if it is not loaded.
+    pub(crate) model: Option<Model>,
 }
 
 /// A text, or its tokens.

@@ -59,15 +59,17 @@ fn detokenize(model: &Model, text: &str, reading: &Reading) -> Result<Value, Api
 }
 
 fn props(models: &[ModelInfo]) -> Value {
-    let Some(info) = models.first() else { return json!({}) };
+    let Some((info, model)) = models.first().and_then(|info| Some((info, info.model.as_ref()?))) else {
+        return json!({});
+    };
     let token = |id: Option<u32>| {
-        let bytes = id.and_then(|id| info.model.tokenizer().token_text(id)).unwrap_or_default();
+        let bytes = id.and_then(|id| model.tokenizer().token_text(id)).unwrap_or_default();
         String::from_utf8_lossy(bytes).into_owned()
     };
     json!({
         "default_generation_settings": { "n_ctx": info.context },
         "total_slots": info.slots, "model_path": info.name, "model_alias": info.name, "chat_template": "",
-        "bos_token": token(info.model.tokenizer().bos()), "eos_token": token(info.model.tokenizer().eos()),
+        "bos_token": token(model.tokenizer().bos()), "eos_token": token(model.tokenizer().eos()),
         "modalities": { "vision": false, "audio": false }, "build_info": concat!("shohin ", env!("CARGO_PKG_VERSION")),
     })
 }

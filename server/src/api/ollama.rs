@@ -332,7 +332,7 @@ fn asked_model(text: &str, reading: &Reading) -> Result<Option<String>> {
 }
 
 fn details(info: &ModelInfo) -> Value {
-    let model = &info.model;
+    let Some(model) = &info.model else { return json!({ "format": "gguf" }) };
     let family = model.config().architecture.name;
     let format = model.format().map_or("mixed", |format| format.name());
     json!({
@@ -353,7 +353,7 @@ fn parameters(count: f64) -> String {
 fn list(models: &[ModelInfo]) -> Vec<Value> {
     let one = |info: &ModelInfo| {
         let created = humantime::format_rfc3339_seconds(info.created).to_string();
-        let size = info.model.weight_bytes();
+        let size = info.model.as_ref().map_or(0, |model| model.weight_bytes());
         json!({
             "name": info.name, "model": info.name, "modified_at": created, "size": size, "digest": "", "details": details(info),
             // Of models in memory.
@@ -364,7 +364,8 @@ fn list(models: &[ModelInfo]) -> Vec<Value> {
 }
 
 fn show(info: &ModelInfo) -> Value {
-    let model = &info.model;
+    // It is loaded to be shown.
+    let Some(model) = &info.model else { return json!({}) };
     let config = model.config();
     let name = config.architecture.name;
     let mut capabilities = vec!["completion"];

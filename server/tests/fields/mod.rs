@@ -2,6 +2,7 @@
 
 mod http;
 mod log;
+mod models;
 mod others;
 
 use super::*;
