@@ -282,7 +282,7 @@ export interface Tool {
     parameters?: object;
     /**
      * True: the arguments satisfy `parameters`, and a schema that is not supported is the error `unsupported`. False: they are any object.
-     * Left out: they satisfy `parameters` if it is supported, and the schemas are not too large together; otherwise they are any object.
+     * Left out: they satisfy what is supported of `parameters`; they are any object if the schemas are too large together.
      */
     strict?: boolean | null;
   };
@@ -329,7 +329,7 @@ export type SessionTool =
       parameters?: object;
       /**
        * True: the arguments satisfy `parameters`, and a schema that is not supported is the error `unsupported`. False: they are any object.
-       * Left out: they satisfy `parameters` if it is supported, and the schemas are not too large together; otherwise they are any object.
+       * Left out: they satisfy what is supported of `parameters`; they are any object if the schemas are too large together.
        */
       strict?: boolean | null;
       /** May be asynchronous. A result other than a string is given to the model as JSON. */
