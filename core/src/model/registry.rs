@@ -439,10 +439,7 @@ mod tests {
     #[test]
     fn unknown_architectures_are_told_those_that_run() {
         let error = Architecture::named("gemma").unwrap_err().to_string();
-        assert!(
-            error.contains("expected qwen3, qwen3moe, llama") && error.ends_with(" or qwen35"),
-            "{error}"
-        );
+        assert!(error.contains("expected qwen3, qwen3moe, llama") && error.ends_with(" or maple"), "{error}");
     }
 
     /// Parameter counts of the Qwen3 base models, and sizes of the published files.
