@@ -1,6 +1,7 @@
 // icons.mjs: makes the pictures in public/ with headless Chromium: the icons from public/favicon.svg, and preview.png,
 // which other sites show beside a link to the page, from the built page (`npm run build` first). CHROME is the browser's
-// path.
+// path. Every first visit has the icons, so they have few colors: pngquant makes them a third as large.
+import { execFileSync } from "node:child_process";
 import { readFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { launch, serve } from "../wasm/js/test/chromium.mjs";
@@ -23,6 +24,7 @@ try {
     const page = await browser.newPage({ viewport: { width: size, height: size } });
     await page.setContent(`<style>body { margin: 0; height: 100vh; display: grid; place-items: center; background: ${paper} } svg { width: ${share * 100}vw }</style>${mark}`);
     await page.screenshot({ path: place(name), omitBackground: true });
+    execFileSync("pngquant", ["--force", "--ext", ".png", "--nofs", "--strip", "128", place(name)]);
     await page.close();
   }
   const page = await browser.newPage({ viewport: { width: 800, height: 420 }, deviceScaleFactor: 1.5, colorScheme: "light" });

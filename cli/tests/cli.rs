@@ -120,8 +120,26 @@ fn help_names_chat_first_and_every_command_has_examples() {
     assert_eq!(
         names,
         [
-            "chat", "run", "serve", "inspect", "tokenize", "logits", "eval", "embed", "bench", "check",
-            "convert", "quantize", "merge", "train", "teach", "pull", "list", "rm"
+            "chat",
+            "run",
+            "serve",
+            "inspect",
+            "tokenize",
+            "logits",
+            "eval",
+            "embed",
+            "bench",
+            "check",
+            "convert",
+            "quantize",
+            "merge",
+            "calibrate",
+            "prune",
+            "train",
+            "teach",
+            "pull",
+            "list",
+            "rm"
         ]
     );
     for name in names {

@@ -410,7 +410,10 @@ fn errors_carry_their_code() {
         (r#"{"temperature": -1}"#, "option"),
         // The embedded model's template has no tools.
         (r#"{"tools": [{"type": "function", "function": {"name": "add"}}]}"#, "unsupported"),
-        (r#"{"responseFormat": {"type": "json_schema", "schema": {"not": {}}}}"#, "unsupported"),
+        (
+            r#"{"responseFormat": {"type": "json_schema", "schema": {"not": {"type": "string"}}}}"#,
+            "unsupported",
+        ),
     ] {
         assert_eq!(code(&chat.respond(&messages, &value(options)).err().unwrap()), want, "{options}");
     }

@@ -56,7 +56,7 @@ describe("without a reply", () => {
   const refuse = async () => {
     await page.click("#open-settings");
     await page.selectOption("#format", "schema");
-    await page.fill("#schema", '{"not": {}}');
+    await page.fill("#schema", '{"not": {"type": "string"}}');
     await page.click("#close-settings");
   };
   const refused = () => page.locator("#alert-text").filter({ hasText: "cannot be used" }).waitFor();
