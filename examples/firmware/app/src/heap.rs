@@ -9,7 +9,7 @@ use embedded_alloc::LlffHeap;
 use static_cell::ConstStaticCell;
 
 /// Bytes of the heap.
-pub(crate) const SIZE: usize = 160 << 10;
+pub(crate) const SIZE: usize = 176 << 10;
 
 struct Heap {
     inner: LlffHeap,
