@@ -8,6 +8,11 @@ use std::net::IpAddr;
 use subtle::ConstantTimeEq;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
+/// The header of an answer that names the fields of the request that were left aside.
+pub(crate) const LEFT_ASIDE: HeaderName = HeaderName::from_static("shohin-left-aside");
+/// The header of an answer that says how the model was told of tools, if its template has no form for them.
+pub(crate) const TOOLS: HeaderName = HeaderName::from_static("shohin-tools");
+
 /// The origins that may ask; `None` for none, an error for one that is not an origin.
 pub(crate) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
     if origins.is_empty() {
@@ -17,7 +22,7 @@ pub(crate) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // The clients of OpenAI and Anthropic have many of their own.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([header::RETRY_AFTER, HeaderName::from_static("x-shohin-tools")]);
+        .expose_headers([header::RETRY_AFTER, LEFT_ASIDE, TOOLS]);
     if origins == ["*"] {
         return Ok(Some(layer.allow_origin(AllowOrigin::any())));
     }

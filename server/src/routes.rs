@@ -1,5 +1,6 @@
 //! HTTP routes.
 
+use crate::access::{LEFT_ASIDE, TOOLS};
 use crate::adapters::{Chosen, NamedAdapter};
 use crate::api::{
     self, Action, Begun, DIALECTS, Dialect, EmbeddingRequest, Event, Input, Read, ReplyRequest, ReplyWriter,
@@ -14,7 +15,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -37,9 +38,6 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 
 /// A client that is refused may ask again after this many seconds.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
-
-/// The header of an answer that names the fields of the request that were left aside.
-const LEFT_ASIDE: HeaderName = HeaderName::from_static("shohin-left-aside");
 
 /// Maximum number of bytes of that header.
 const MAX_HEADER: usize = 1000;
@@ -320,7 +318,7 @@ async fn reply(app: Arc<App>, read: Read<ReplyRequest>, body: Body) -> Result<Re
     let described = !options.tools.is_empty() && !app.model.template().style.has_tools();
     let remark = |mut answer: Response| {
         if described {
-            answer.headers_mut().insert("x-shohin-tools", TOOLS_DESCRIBED);
+            answer.headers_mut().insert(TOOLS, TOOLS_DESCRIBED);
         }
         answer
     };

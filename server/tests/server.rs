@@ -322,7 +322,7 @@ fn options_of_a_request_are_followed() {
         ),
     );
     // This model's template has no tools: they are described in the system message.
-    assert_eq!(called.header("x-shohin-tools"), Some("described in the system message"));
+    assert_eq!(called.header("shohin-tools"), Some("described in the system message"));
     let called = called.ok();
     assert!(called["usage"]["prompt_tokens"].as_u64() > Some(100), "{called}");
     let function = &called["choices"][0]["message"]["tool_calls"][0]["function"];
@@ -816,7 +816,10 @@ fn a_key_and_origins_are_asked_for() {
         (answer.status, answer.header("access-control-allow-origin")),
         (200, Some("https://example.com"))
     );
-    assert_eq!(answer.header("access-control-expose-headers"), Some("retry-after"));
+    assert_eq!(
+        answer.header("access-control-expose-headers"),
+        Some("retry-after,shohin-left-aside,shohin-tools")
+    );
     let other = [("authorization", "Bearer secret"), ("origin", "https://example.org")];
     let refused = server.send("GET", "/v1/models", "", &other);
     assert_eq!((refused.status, refused.header("access-control-allow-origin")), (403, None));
@@ -1166,7 +1169,7 @@ fn conversations_are_in_the_template_of_llama3() {
     let tool = json!({ "type": "function", "function": { "name": "weather", "parameters": city() } });
     let tools = json!({ "tools": [tool], "max_tokens": 3 });
     let described = server.post("/v1/chat/completions", &with(ask("Hello!"), tools));
-    assert_eq!((described.status, described.header("x-shohin-tools").is_some()), (200, true));
+    assert_eq!((described.status, described.header("shohin-tools").is_some()), (200, true));
 }
 
 fn city() -> Value {
