@@ -40,8 +40,9 @@ fn of_layer(name: &str) -> Option<(usize, &str)> {
 
 /// Which parts stay if `scores` say how much each matters.
 fn kept(scores: &[f64], removed: usize) -> Vec<usize> {
-    let gone = smallest(scores, removed);
-    (0..scores.len()).filter(|at| !gone.contains(at)).collect()
+    let mut stays = vec![true; scores.len()];
+    smallest(scores, removed).into_iter().for_each(|at| stays[at] = false);
+    (0..scores.len()).filter(|at| stays[*at]).collect()
 }
 
 fn key(config: &ModelConfig, name: &str) -> String {
