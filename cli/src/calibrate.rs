@@ -1,7 +1,7 @@
 //! `shohin calibrate`: statistics of a model's activations over texts.
 
 use crate::args::whole;
-use crate::convert::of_options;
+use crate::convert::{check_new, of_options};
 use crate::error::{CliError, Result, file_error};
 use crate::input::{place, read_text};
 use crate::model::LayoutArgs;
@@ -67,11 +67,7 @@ pub(crate) struct CalibrateArgs {
 
 pub(crate) fn run(args: &CalibrateArgs) -> Result {
     for out in [&args.out, &args.imatrix].into_iter().flatten() {
-        crate::convert::check_out(out)?;
-        if out.exists() && !args.force {
-            let out = out.display();
-            return Err(CliError::usage(format_args!("{out}: it exists already; replace it with --force")));
-        }
+        check_new(out, args.force)?;
     }
     let model = Model::builder().cpu().activations(Activations::F32).id42(args.layout.id42);
     let model = model.load(&args.model)?;

@@ -123,6 +123,18 @@ pub(crate) fn check_out(out: &Path) -> Result {
     }
 }
 
+/// Refuses a file that is there, unless it is to be replaced, before anything is computed for it.
+pub(crate) fn check_new(out: &Path, force: bool) -> Result {
+    check_out(out)?;
+    match out.is_file() && !force {
+        true => Err(CliError::usage(format_args!(
+            "{}: it exists already; replace it with --force",
+            out.display()
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// The format of a tensor before.
 fn from(tensor: &ConvertedTensor) -> &'static str {
     tensor.from.map_or("packed", Format::name)

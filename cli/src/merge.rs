@@ -1,6 +1,6 @@
 //! `shohin merge`: several models as one, or adapters (LoRA) added to the weights of a model.
 
-use crate::convert::{cells, check_out, tensor_json, with_progress};
+use crate::convert::{cells, check_new, tensor_json, with_progress};
 use crate::error::{CliError, Context, Result};
 use crate::eval::{WINDOW, score};
 use crate::input::{place, read_text};
@@ -154,15 +154,8 @@ impl MergeArgs {
 }
 
 pub(crate) fn run(args: &MergeArgs) -> Result {
-    check_out(&args.out)?;
     let how = args.how()?;
-    // Before anything is measured.
-    if args.out.is_file() && !args.force {
-        return Err(CliError::usage(format_args!(
-            "{}: it exists already; replace it with --force",
-            args.out.display()
-        )));
-    }
+    check_new(&args.out, args.force)?;
     let text = match &args.text {
         Some(path) => Some((place(path), read_text(path)?)),
         None => None,

@@ -1,6 +1,6 @@
 //! `shohin prune`: models with fewer weights.
 
-use crate::convert::{check_out, tensor_json, with_progress};
+use crate::convert::{check_new, tensor_json, with_progress};
 use crate::error::{CliError, Result};
 use crate::input::{place, read_text};
 use crate::merge::measure;
@@ -152,11 +152,7 @@ impl PruneArgs {
 }
 
 pub(crate) fn run(args: &PruneArgs) -> Result {
-    check_out(&args.out)?;
-    if args.out.is_file() && !args.force {
-        let out = args.out.display();
-        return Err(CliError::usage(format_args!("{out}: it exists already; replace it with --force")));
-    }
+    check_new(&args.out, args.force)?;
     let text = match &args.text {
         Some(path) => Some((place(path), read_text(path)?)),
         None if args.method == Method::Taylor => {
