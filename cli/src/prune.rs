@@ -22,7 +22,7 @@ use std::str::FromStr;
 /// With --sparsity alone, single weights of every matrix of the layers become 0, each matrix by itself; with --pattern 2:4, two of four
 /// side by side; with --structure rows or columns, whole ones. The masks are those of PyTorch's torch.nn.utils.prune. The file is as
 /// large as before. --structure heads, neurons and layers leave these out, of which every layer loses as many: the file is
-/// smaller, and faster.
+/// smaller, and a token takes fewer products.
 /// The embedding, the head and norms change only when --tensor names them. --recover trains what is left on a text, to predict what
 /// the whole model does; weights that are 0 stay so.
 #[derive(Debug, Args)]
