@@ -376,6 +376,15 @@ impl DeviceArgs {
         self.gpu.is_some() || self.device.as_ref().is_some_and(|device| !cpu(device))
     }
 
+    /// Who chooses the device.
+    fn choice(&self) -> Choice {
+        match (&self.gpu, &self.device) {
+            (None, None) => Choice::Silent,
+            (None, Some(DeviceName::Auto)) => Choice::Automatic,
+            _ => Choice::Named,
+        }
+    }
+
     /// Finds the ranks that mpirun has started. Those after the first follow rank 0 to its end, by `follow`: their outcome is
     /// returned. Refuses them if the command cannot be run by them.
     #[cfg(feature = "mpi")]
@@ -462,7 +471,13 @@ impl ModelArgs {
 
     /// Loads the model.
     pub(crate) fn load(&self) -> Result<Model> {
-        self.loaded(self.builder())
+        self.loader()()
+    }
+
+    /// Loads the model on whichever thread calls it, which none can with the arguments themselves: ranks that mpirun has
+    /// started belong to one thread.
+    pub(crate) fn loader(&self) -> impl Fn() -> Result<Model> + Send + Sync + 'static {
+        self.loader_with(self.builder())
     }
 
     /// Loads the model for a sequence of `tokens`, unless `--context` says for which.
@@ -471,13 +486,16 @@ impl ModelArgs {
         if self.context().is_none() && self.is_alone() {
             builder = builder.context(tokens);
         }
-        self.loaded(builder)
+        self.loader_with(builder)()
     }
 
-    fn loaded(&self, builder: shohin::Builder) -> Result<Model> {
-        let model = builder.load_file(&self.file.open()?)?;
-        self.remark_on_choice(&model);
-        Ok(model)
+    fn loader_with(&self, builder: Builder) -> impl Fn() -> Result<Model> + Send + Sync + 'static {
+        let (file, choice) = (self.file.clone(), self.device.choice());
+        move || {
+            let model = builder.load_file(&file.open()?)?;
+            choice.remark(&model);
+            Ok(model)
+        }
     }
 
     /// Whether there are no ranks in other processes, which know the options alone.
@@ -488,23 +506,6 @@ impl ModelArgs {
         true
     }
 
-    /// Says which device the automatic choice is. Where there is only the CPU, that is news only to those who asked for a
-    /// choice.
-    fn remark_on_choice(&self, model: &Model) {
-        let DeviceArgs { gpu, device, .. } = &self.device;
-        let named = gpu.is_some() || device.as_ref().is_some_and(|name| *name != DeviceName::Auto);
-        if named {
-            return;
-        }
-        match (model.gpu(), model.fallback()) {
-            (Some(gpu), _) => terminal::remark(format_args!("(on {gpu})")),
-            (None, Some(Fallback { reason, found })) if *found || device.is_some() => {
-                terminal::remark(format_args!("(on the CPU: {reason})"));
-            }
-            (None, _) => {}
-        }
-    }
-
     /// Warns on standard error about options that have no effect on the model.
     pub(crate) fn remark_on(&self, model: &Model, think: bool) {
         let most = model.config().max_context_length;
@@ -513,6 +514,31 @@ impl ModelArgs {
         }
         if think && !model.can_think() {
             terminal::remark("(this model cannot think before it answers; --think does nothing)");
+        }
+    }
+}
+
+/// Who chooses the device: the user, or the program because it was asked to, or because nobody said anything.
+#[derive(Clone, Copy)]
+enum Choice {
+    Named,
+    Automatic,
+    Silent,
+}
+
+impl Choice {
+    /// Says which device the automatic choice is. Where there is only the CPU, that is news only to those who asked for a
+    /// choice.
+    fn remark(self, model: &Model) {
+        if matches!(self, Choice::Named) {
+            return;
+        }
+        match (model.gpu(), model.fallback()) {
+            (Some(gpu), _) => terminal::remark(format_args!("(on {gpu})")),
+            (None, Some(Fallback { reason, found })) if *found || matches!(self, Choice::Automatic) => {
+                terminal::remark(format_args!("(on the CPU: {reason})"));
+            }
+            (None, _) => {}
         }
     }
 }

@@ -199,9 +199,8 @@ fn other(text: &str, args: &ModelArgs) -> OtherModel {
     let name = named.map(|(name, _)| name.to_owned()).or_else(|| file_name(path));
     let mut args = args.clone();
     (args.file.model, args.adapters) = (Some(path.into()), AdapterArgs::default());
-    OtherModel::new(name.unwrap_or_else(|| text.into()), move || {
-        args.load().map_err(|error| error.to_string())
-    })
+    let load = args.loader();
+    OtherModel::new(name.unwrap_or_else(|| text.into()), move || load().map_err(|error| error.to_string()))
 }
 
 /// The adapters that requests ask for.
