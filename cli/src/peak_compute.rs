@@ -38,6 +38,7 @@ mod x86 {
         let (kernel, macs): (unsafe fn(), usize) = match isa.name() {
             "avx512amx" => (tiles, TILES * TILE_MACS),
             "avx512vnni" | "avx512words" => (vnni, 64 * ACCUMULATORS),
+            "avxvnni" => (narrow_vnni, 32 * ACCUMULATORS),
             "avx2" => (avx2, 32 * ACCUMULATORS),
             _ => return None,
         };
@@ -59,6 +60,18 @@ mod x86 {
         for _ in 0..ROUNDS {
             for sum in &mut sums {
                 *sum = _mm512_dpbusd_epi32(*sum, a, b);
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx2,avxvnni")]
+    fn narrow_vnni() {
+        let (a, b) = black_box((_mm256_set1_epi8(1), _mm256_set1_epi8(3)));
+        let mut sums = [_mm256_setzero_si256(); ACCUMULATORS];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm256_dpbusd_avx_epi32(*sum, a, b);
             }
         }
         black_box(sums);

@@ -87,7 +87,7 @@ pub fn quantize(isa: Isa, x: &[f32], cols: usize, out: &mut [Q8Block]) -> Result
         match isa.kind() {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: an `Isa` of this kind exists only where AVX2 does.
-            Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => unsafe {
+            Kind::Avx2 | Kind::AvxVnni | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => unsafe {
                 quantize_avx2(x, out)
             },
             #[allow(unreachable_patterns, reason = "the kinds differ by target")]

@@ -21,6 +21,9 @@ pub(crate) enum Kind {
     Helium,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// As [`Kind::Avx2`], with dot products of bytes: in laptops without AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
     /// As [`Kind::Avx512Vnni`], for processors that permute 16-bit integers as fast as bytes.
@@ -33,6 +36,9 @@ pub(crate) enum Kind {
     Neon,
     #[cfg(target_arch = "aarch64")]
     NeonDot,
+    /// As [`Kind::NeonDot`], with matrix products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     Simd128,
     /// With the dot products of relaxed SIMD.
@@ -53,6 +59,8 @@ impl Kind {
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2,
         #[cfg(target_arch = "x86_64")]
+        Kind::AvxVnni,
+        #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Words,
@@ -62,6 +70,8 @@ impl Kind {
         Kind::Neon,
         #[cfg(target_arch = "aarch64")]
         Kind::NeonDot,
+        #[cfg(target_arch = "aarch64")]
+        Kind::NeonI8mm,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Kind::Simd128,
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -81,6 +91,8 @@ impl Kind {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => x86::features().0,
             #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni => x86::features().0 && x86::vnni(),
+            #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni | Kind::Avx512Words => x86::features().1,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Amx => x86::features().1 && x86::tiles(),
@@ -89,6 +101,8 @@ impl Kind {
             Kind::Neon => cfg!(target_feature = "neon"),
             #[cfg(target_arch = "aarch64")]
             Kind::NeonDot => cfg!(target_feature = "neon") && arm::dotprod(),
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonI8mm => cfg!(target_feature = "neon") && arm::dotprod() && arm::i8mm(),
             // A module with simd128 instructions does not even load where they are missing.
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => true,
@@ -129,7 +143,7 @@ impl Isa {
         Isa::available().find(|isa| isa.name() == name).ok_or(error!(Unsupported {
             key: crate::Name::new("instruction set"),
             found: crate::Name::new(name),
-            expected: "scalar, tables, dsp, helium, avx2, avx512vnni, avx512words, avx512amx, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
+            expected: "scalar, tables, dsp, helium, avx2, avxvnni, avx512vnni, avx512words, avx512amx, neon, neondot, neoni8mm, simd128, relaxed or relaxeddot, as far as the machine has it",
         }))
     }
 
@@ -146,6 +160,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => "avx512vnni",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Words => "avx512words",
@@ -155,6 +171,8 @@ impl Isa {
             Kind::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
             Kind::NeonDot => "neondot",
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonI8mm => "neoni8mm",
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 if cfg!(target_feature = "relaxed-simd") => "relaxed",
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -168,11 +186,11 @@ impl Isa {
     pub fn fused(self) -> Fused {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 if x86::fma() => Fused::Avx2,
+            Kind::Avx2 | Kind::AvxVnni if x86::fma() => Fused::Avx2,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => Fused::Avx512,
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon | Kind::NeonDot => Fused::Neon,
+            Kind::Neon | Kind::NeonDot | Kind::NeonI8mm => Fused::Neon,
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => Fused::Simd128,
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -236,6 +254,11 @@ mod x86 {
     /// Whether a processor with AVX2 has FMA, too.
     pub(super) fn fma() -> bool {
         __cpuid(1).ecx >> 12 & 1 == 1
+    }
+
+    /// Whether a processor with AVX2 has AVX-VNNI, too.
+    pub(super) fn vnni() -> bool {
+        __cpuid_count(7, 0).eax >= 1 && __cpuid_count(7, 1).eax >> 4 & 1 == 1
     }
 
     pub(super) fn is_of_amd() -> bool {
@@ -304,6 +327,41 @@ mod arm {
             features >> 44 & 15 != 0
         }
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        false
+    }
+
+    /// Whether the processor has SMMLA.
+    pub(super) fn i8mm() -> bool {
+        if cfg!(target_feature = "i8mm") {
+            return true;
+        }
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        {
+            let features: u64;
+            // SAFETY: as in `dotprod`.
+            unsafe {
+                core::arch::asm!("mrs {}, ID_AA64ISAR1_EL1", out(reg) features, options(pure, nomem, nostack));
+            }
+            features >> 52 & 15 != 0
+        }
+        #[cfg(target_vendor = "apple")]
+        {
+            unsafe extern "C" {
+                fn sysctlbyname(
+                    name: *const core::ffi::c_char,
+                    old: *mut i32,
+                    old_len: *mut usize,
+                    new: *const i32,
+                    new_len: usize,
+                ) -> i32;
+            }
+            let (mut there, mut len) = (0i32, size_of::<i32>());
+            let name = c"hw.optional.arm.FEAT_I8MM";
+            // SAFETY: the C library of every Apple system has this function; it writes `there`, which is as long as it says.
+            let answer = unsafe { sysctlbyname(name.as_ptr(), &mut there, &mut len, core::ptr::null(), 0) };
+            answer == 0 && there == 1
+        }
+        #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
         false
     }
 }

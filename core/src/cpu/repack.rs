@@ -50,15 +50,17 @@ impl Layout {
             Kind::Helium => Layout::RowMajor,
             // Half as many bits need half as many lookups, but as many products.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx
+            Kind::Avx2 | Kind::AvxVnni | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx
                 if matches!(format, Format::Q1_0) =>
             {
                 Layout::Panels8
             }
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => Layout::Panels32,
+            Kind::Avx2 | Kind::AvxVnni | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => {
+                Layout::Panels32
+            }
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon | Kind::NeonDot => Layout::Panels32,
+            Kind::Neon | Kind::NeonDot | Kind::NeonI8mm => Layout::Panels32,
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => Layout::Panels8,
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]

@@ -324,11 +324,11 @@ fn span<C: FlashCodec>(
     unsafe {
         match isa.kind() {
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => avx2(&job, softmax),
+            Kind::Avx2 | Kind::AvxVnni => avx2(&job, softmax),
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => avx512(&job, softmax),
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon | Kind::NeonDot => run::<simd::Neon, C, 1, 2, 4, 2>(&job, softmax),
+            Kind::Neon | Kind::NeonDot | Kind::NeonI8mm => run::<simd::Neon, C, 1, 2, 4, 2>(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Scalar if SIMD_ONLY => simd128(&job, softmax),
             Kind::Scalar => scalar(&job, softmax),

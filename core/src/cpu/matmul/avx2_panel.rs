@@ -1,6 +1,6 @@
 //! AVX2 over repacked rows, eight rows per register: `vpmaddubsw` adds two products of a code and an
 //! activation, with the same activations for all rows; after 32 columns, 16-bit sums are multiplied by the
-//! factor of the activations and added in pairs by `vpmaddwd`.
+//! factor of the activations and added in pairs by `vpmaddwd`. With AVX-VNNI, `vpdpbusd` adds four products to 32 bits.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
@@ -20,29 +20,41 @@ pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
     kernel_of!(one_bit, kernel, format, layout)
 }
 
+/// [`repacked`] with AVX-VNNI.
+pub(super) fn repacked_vnni(format: Format, layout: Layout) -> Option<Kernel> {
+    kernel_of!(one_bit, kernel_vnni, format, layout)
+}
+
 #[target_feature(enable = "avx2,f16c")]
 fn one_bit(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: the features of this function.
-    unsafe { lut_kernel::rows::<Avx2>(args, out) };
+    unsafe { lut_kernel::rows::<Avx2<false>>(args, out) };
 }
 
 #[target_feature(enable = "avx2,f16c")]
 fn kernel<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: the features of this function.
-    unsafe { rows::<Avx2, BITS, BLOCK, 4>(args, out, 0) };
+    unsafe { rows::<Avx2<false>, BITS, BLOCK, 4>(args, out, 0) };
+}
+
+#[target_feature(enable = "avx2,f16c,avxvnni")]
+fn kernel_vnni<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    // SAFETY: the features of this function.
+    unsafe { rows::<Avx2<true>, BITS, BLOCK, 6>(args, out, 0) };
 }
 
 /// One token's lookup tables.
 #[target_feature(enable = "avx2")]
 pub(super) fn build_lut(q8: &[Q8Block], out: &mut [ActivationLut]) {
     // SAFETY: the features of this function.
-    unsafe { activation_lut::fill::<Avx2>(q8, out) };
+    unsafe { activation_lut::fill::<Avx2<false>>(q8, out) };
 }
 
 /// Prefetch distance in bytes.
 const PREFETCH: usize = 8192;
 
-struct Avx2;
+/// `VNNI`: with AVX-VNNI.
+struct Avx2<const VNNI: bool>;
 
 /// The lookup tables of parts 0 and 1, or of parts 2 and 3.
 #[inline]
@@ -52,15 +64,33 @@ fn table(parts: &[[u8; 16]; 4], half: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(parts[2 * half..2 * half + 2].as_ptr().cast()) }
 }
 
+impl<const VNNI: bool> Avx2<VNNI> {
+    /// `sums` plus the products of `codes` and `q`: of two columns each in 16 bits, where at most sixteen products of 3 * 127
+    /// are added up, or of four in 32 bits.
+    ///
+    /// Safety: needs the instruction set.
+    #[inline(always)]
+    unsafe fn add_products(sums: __m256i, codes: __m256i, q: __m256i) -> __m256i {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if VNNI {
+                _mm256_dpbusd_avx_epi32(sums, codes, q)
+            } else {
+                _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, q))
+            }
+        }
+    }
+}
+
 /// Arrays of two are rows 0 to 7 and 8 to 15.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "every block needs what the trait asks for, and no more"
 )]
-impl PanelKernel for Avx2 {
+impl<const VNNI: bool> PanelKernel for Avx2<VNNI> {
     type Part<const BITS: usize> = [[__m256i; 2]; BITS];
     type Quad = [__m256i; 2];
-    /// Sums of pairs of columns, 16 bits each.
+    /// Sums of pairs of columns, 16 bits each; with AVX-VNNI of all, 32 bits each.
     type Sums = [__m256i; 2];
     type Integers = [__m256i; 2];
     type Floats = [__m256; 2];
@@ -107,10 +137,9 @@ impl PanelKernel for Avx2 {
             let quad = quad(s);
             for t in 0..T {
                 unsafe {
-                    // Sixteen products of at most 3 * 127 fit 16 bits.
                     let q = _mm256_set1_epi32(q[t].add(4 * s).cast::<i32>().read_unaligned());
                     for h in 0..2 {
-                        sums[t][h] = _mm256_add_epi16(sums[t][h], _mm256_maddubs_epi16(quad[h], q));
+                        sums[t][h] = Self::add_products(sums[t][h], quad[h], q);
                     }
                 }
             }
@@ -131,21 +160,21 @@ impl PanelKernel for Avx2 {
                     *q4 = _mm256_set1_epi32(q.add(4 * (4 * v + s)).cast::<i32>().read_unaligned());
                 }
                 for h in 0..2 {
-                    // Eight products of at most 12 * 127 fit 16 bits.
+                    // In 16 bits, eight products of at most 12 * 127.
                     let (words, later) = (part[v][h], _mm256_srli_epi32::<4>(part[v][h]));
-                    let one = _mm256_maddubs_epi16(_mm256_and_si256(words, low), q4[0]);
-                    let four = _mm256_maddubs_epi16(_mm256_and_si256(words, high), q4[1]);
-                    ones[h] = _mm256_add_epi16(ones[h], one);
-                    fours[h] = _mm256_add_epi16(fours[h], four);
-                    let one = _mm256_maddubs_epi16(_mm256_and_si256(later, low), q4[2]);
-                    let four = _mm256_maddubs_epi16(_mm256_and_si256(later, high), q4[3]);
-                    ones[h] = _mm256_add_epi16(ones[h], one);
-                    fours[h] = _mm256_add_epi16(fours[h], four);
+                    ones[h] = Self::add_products(ones[h], _mm256_and_si256(words, low), q4[0]);
+                    fours[h] = Self::add_products(fours[h], _mm256_and_si256(words, high), q4[1]);
+                    ones[h] = Self::add_products(ones[h], _mm256_and_si256(later, low), q4[2]);
+                    fours[h] = Self::add_products(fours[h], _mm256_and_si256(later, high), q4[3]);
                 }
             }
             let mut sums = ones;
             for h in 0..2 {
-                sums[h] = _mm256_add_epi16(ones[h], _mm256_srai_epi16::<2>(fours[h]));
+                sums[h] = if VNNI {
+                    _mm256_add_epi32(ones[h], _mm256_srai_epi32::<2>(fours[h]))
+                } else {
+                    _mm256_add_epi16(ones[h], _mm256_srai_epi16::<2>(fours[h]))
+                };
             }
             sums
         }
@@ -159,6 +188,14 @@ impl PanelKernel for Avx2 {
     #[inline(always)]
     unsafe fn add_sums(n: [__m256i; 2], sums: [__m256i; 2], factor: i32) -> [__m256i; 2] {
         unsafe {
+            if VNNI {
+                // Sums fit 16 bits, and the upper half of a factor is zero.
+                let factor = _mm256_set1_epi32(factor);
+                return [
+                    _mm256_dpwssd_avx_epi32(n[0], sums[0], factor),
+                    _mm256_dpwssd_avx_epi32(n[1], sums[1], factor),
+                ];
+            }
             let factor = _mm256_set1_epi16(factor as i16);
             [
                 _mm256_add_epi32(n[0], _mm256_madd_epi16(sums[0], factor)),
@@ -211,7 +248,7 @@ impl PanelKernel for Avx2 {
     clippy::undocumented_unsafe_blocks,
     reason = "every block needs what the trait asks for, and no more"
 )]
-impl LutKernel for Avx2 {
+impl LutKernel for Avx2<false> {
     /// One vector holds parts 0 and 1, the next parts 2 and 3.
     const VECTORS: usize = 2;
     const AHEAD: usize = 8;
@@ -284,7 +321,7 @@ impl LutKernel for Avx2 {
     clippy::undocumented_unsafe_blocks,
     reason = "every block needs what the trait asks for, and no more"
 )]
-impl Subsets for Avx2 {
+impl Subsets for Avx2<false> {
     #[inline(always)]
     unsafe fn shifts(q: &[i8; Q8_LEN]) -> [i32; Q8_LEN / FOUR] {
         let mut shifts = [0; Q8_LEN / FOUR];
@@ -335,7 +372,7 @@ pub(super) const LANES: Lanes = Lanes { vector: 16, vectors: 2, from: 14, rows: 
     clippy::undocumented_unsafe_blocks,
     reason = "every block needs what the trait asks for, and no more"
 )]
-impl TokenLanes for Avx2 {
+impl TokenLanes for Avx2<false> {
     const LANES: Lanes = LANES;
     type Sums = __m256i;
     type Integers = [__m256i; 2];
@@ -407,7 +444,7 @@ impl TokenLanes for Avx2 {
 }
 
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
-impl FieldLanes for Avx2 {
+impl FieldLanes for Avx2<false> {
     #[inline(always)]
     unsafe fn fields(codes: [[*const u8; 4]; 2], shift: u32, entries: *mut u64) {
         unsafe {

@@ -1,6 +1,6 @@
 //! Runs of 32 weights in AVX2: tiles of 8 rows, one per 32-bit lane. A vector holds four bytes of each row; they are
 //! transposed as they are read. Codes are not negative where their zero point allows it, so that `vpmaddubsw`
-//! multiplies them as they are.
+//! multiplies them as they are. With AVX-VNNI, `vpdpbusd` multiplies and adds four bytes of each row.
 #![allow(unsafe_code)]
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -19,10 +19,17 @@ use crate::quant::Format;
 
 /// The kernel for int8 activations and row-major weights.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
-    run_kernel::of::<Runs>(format).or_else(|| avx2::integer(format))
+    run_kernel::of::<Runs<false>>(format).or_else(|| avx2::integer(format))
 }
 
-struct Runs;
+/// [`integer`] with AVX-VNNI.
+pub(super) fn integer_vnni(format: Format) -> Option<Kernel> {
+    // Where sums cross lanes and have two factors, it saves nothing.
+    run_kernel::of::<Runs<true>>(format).or_else(|| avx2::integer(format))
+}
+
+/// `VNNI`: with AVX-VNNI.
+struct Runs<const VNNI: bool>;
 
 /// 16 bytes of each row.
 #[inline(always)]
@@ -57,12 +64,13 @@ macro_rules! each {
     }};
 }
 
-impl RunIsa<8> for Runs {
+impl<const VNNI: bool> RunIsa<8> for Runs<VNNI> {
     /// `(bytes / 4)`
     type Bytes = [__m256i; 8];
     type Codes = [__m256i; 8];
     type Words = __m256i;
     type Floats = __m256;
+    const SIGNED_ZERO: i32 = if VNNI { 128 } else { 0 };
 
     #[inline(always)]
     unsafe fn load(rows: Rows) -> [__m256i; 8] {
@@ -190,8 +198,12 @@ impl RunIsa<8> for Runs {
     }
 
     #[inline(always)]
-    unsafe fn codes(x: [__m256i; 8], _: bool) -> [__m256i; 8] {
-        x
+    unsafe fn codes(x: [__m256i; 8], signed: bool) -> [__m256i; 8] {
+        if VNNI && signed {
+            unsafe { each!(8, |i| _mm256_xor_si256(x[i], _mm256_set1_epi8(i8::MIN))) }
+        } else {
+            x
+        }
     }
 
     #[inline(always)]
@@ -207,6 +219,12 @@ impl RunIsa<8> for Runs {
             let one = _mm256_set1_epi16(1);
             let (first, quads) = half.map_or((0, 8), |half| (4 * half, 4));
             let q = |i: usize| _mm256_set1_epi32(q.add(4 * i).cast::<i32>().read_unaligned());
+            if VNNI {
+                for i in 0..quads {
+                    n = _mm256_dpbusd_avx_epi32(n, w[first + i], q(i));
+                }
+                return _mm256_cvtepi32_ps(n);
+            }
             // How many sums of two products fit 16 bits together.
             let together = match largest {
                 None => 1,
@@ -261,12 +279,23 @@ impl RunIsa<8> for Runs {
     }
 }
 
-impl RunKernels for Runs {
+impl RunKernels for Runs<false> {
     fn kernel<F: RunFormat>() -> Kernel {
         #[target_feature(enable = "avx2,f16c")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs, F, 8, 4>(args, out) };
+            unsafe { run_kernel::rows::<Runs<false>, F, 8, 4>(args, out) };
+        }
+        kernel::<F>
+    }
+}
+
+impl RunKernels for Runs<true> {
+    fn kernel<F: RunFormat>() -> Kernel {
+        #[target_feature(enable = "avx2,f16c,avxvnni")]
+        fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+            // SAFETY: the features of this function.
+            unsafe { run_kernel::rows::<Runs<true>, F, 8, 4>(args, out) };
         }
         kernel::<F>
     }

@@ -81,9 +81,9 @@ const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
         #[cfg(all(target_arch = "arm", feature = "helium"))]
         Kind::Helium => 0,
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => tokens,
+        Kind::Avx2 | Kind::AvxVnni | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => tokens,
         #[cfg(target_arch = "aarch64")]
-        Kind::Neon | Kind::NeonDot => lanes(isa).tokens(tokens),
+        Kind::Neon | Kind::NeonDot | Kind::NeonI8mm => lanes(isa).tokens(tokens),
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Kind::Simd128 => tokens,
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -102,14 +102,14 @@ const fn lanes(isa: Isa) -> Lanes {
         #[cfg(all(target_arch = "arm", feature = "helium"))]
         Kind::Helium => Lanes::NONE,
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 => super::avx2_panel::LANES,
+        Kind::Avx2 | Kind::AvxVnni => super::avx2_panel::LANES,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni | Kind::Avx512Words => super::avx512_panel::LANES,
         // AMX multiplies.
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Amx => Lanes::NONE,
         #[cfg(target_arch = "aarch64")]
-        Kind::Neon | Kind::NeonDot => super::neon_panel::LANES,
+        Kind::Neon | Kind::NeonDot | Kind::NeonI8mm => super::neon_panel::LANES,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Kind::Simd128 => super::simd128_lut::LANES,
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -131,12 +131,15 @@ const fn in_lanes(isa: Isa, layout: Layout, format: Format) -> bool {
         #[cfg(all(target_arch = "arm", feature = "helium"))]
         (Layout::Panels32, Kind::Helium) => false,
         #[cfg(target_arch = "x86_64")]
-        (Layout::Panels32, Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx) => false,
+        (
+            Layout::Panels32,
+            Kind::Avx2 | Kind::AvxVnni | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx,
+        ) => false,
         #[cfg(target_arch = "aarch64")]
         (Layout::Panels32, Kind::Neon) => true,
         // Products of 2-bit codes take fewer instructions than lookups.
         #[cfg(target_arch = "aarch64")]
-        (Layout::Panels32, Kind::NeonDot) => matches!(format, Format::Q1_0),
+        (Layout::Panels32, Kind::NeonDot | Kind::NeonI8mm) => matches!(format, Format::Q1_0),
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         (Layout::Panels32, Kind::Simd128) => false,
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -208,11 +211,11 @@ fn builder(kind: Kind) -> Option<Builder> {
         #[cfg(all(target_arch = "arm", feature = "helium"))]
         Kind::Helium => None,
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => {
+        Kind::Avx2 | Kind::AvxVnni | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => {
             Some(super::avx2_panel::build_lut)
         }
         #[cfg(target_arch = "aarch64")]
-        Kind::Neon | Kind::NeonDot => None,
+        Kind::Neon | Kind::NeonDot | Kind::NeonI8mm => None,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Kind::Simd128 => Some(super::simd128_lut::build_lut),
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]

@@ -8,8 +8,8 @@
 //! | kernel | weights | instruction sets |
 //! |---|---|---|
 //! | row kernel | row-major, more than 32 weights per scale | AVX2, NEON, simd128 |
-//! | run kernel | row-major, at most 32 weights per scale | AVX2, AVX-512, NEON, simd128 |
-//! | panel kernel | 32-bit panels of 16 rows | AVX2, AVX-512, AMX, NEON, relaxed SIMD |
+//! | run kernel | row-major, at most 32 weights per scale | AVX2, AVX-VNNI, AVX-512, NEON, simd128 |
+//! | panel kernel | 32-bit panels of 16 rows | AVX2, AVX-VNNI, AVX-512, AMX, NEON with `sdot` and `smmla`, relaxed SIMD |
 //! | LUT kernel, one token at a time | 8-bit panels of 16 rows | AVX2, AVX-512, simd128 |
 //! | pair kernel | row-major, 1-bit and ternary | Cortex-M with DSP, Helium |
 //! | byte-table kernel | row-major, 1-bit and ternary | 32-bit processors without vectors |
@@ -123,6 +123,12 @@ fn table(kind: Kind) -> Table {
             Table { float: avx2::float, integer: avx2_runs::integer, repacked: avx2_panel::repacked }
         }
         #[cfg(target_arch = "x86_64")]
+        Kind::AvxVnni => Table {
+            float: avx2::float,
+            integer: avx2_runs::integer_vnni,
+            repacked: avx2_panel::repacked_vnni,
+        },
+        #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni => {
             Table { float: avx512::float, integer: avx512_runs::integer, repacked: avx512_panel::repacked }
         }
@@ -143,6 +149,10 @@ fn table(kind: Kind) -> Table {
             integer: neon_runs::integer_dotprod,
             repacked: neon_panel::repacked_dotprod,
         },
+        #[cfg(target_arch = "aarch64")]
+        Kind::NeonI8mm => {
+            Table { float: |_| None, integer: neon_runs::integer_i8mm, repacked: neon_panel::repacked_i8mm }
+        }
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         // Plain loops over floats are vectorized by the compiler here.
         Kind::Simd128 => {

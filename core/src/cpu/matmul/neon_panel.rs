@@ -1,6 +1,6 @@
 //! NEON over [`Layout::Panels32`], four rows per register: `sdot` adds four products of a code and an
 //! activation to each lane, with the same four activations for all rows; without it, products are added in 16
-//! bits and in fours after 32 columns. Then the sums are multiplied by the factor of the activations.
+//! bits and in fours after 32 columns. For many tokens, `smmla` adds eight products to each lane. Then the sums are multiplied by the factor of the activations.
 #![allow(unsafe_code)]
 
 use core::arch::aarch64::*;
@@ -17,6 +17,14 @@ pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
     match (format, layout) {
         (Format::Q1_0, Layout::Panels32) => Some(plain::<1, 128>),
         _ => kernel_of!(plain, format, layout),
+    }
+}
+
+/// [`repacked`] with `smmla`.
+pub(super) fn repacked_i8mm(format: Format, layout: Layout) -> Option<Kernel> {
+    match (format, layout) {
+        (Format::Q1_0, Layout::Panels32) => Some(i8mm::<1, 128>),
+        _ => kernel_of!(i8mm, format, layout),
     }
 }
 
@@ -47,6 +55,15 @@ fn dotprod<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &m
     }
 }
 
+#[target_feature(enable = "neon,dotprod,i8mm")]
+fn i8mm<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    // SAFETY: the features of this function.
+    unsafe {
+        let done = if BITS == 1 { in_lanes::<BITS>(args, out, BLOCK) } else { 0 };
+        rows::<I8mm, BITS, BLOCK, 4>(args, out, done);
+    }
+}
+
 /// Computes the rows in panels for the first tokens, if there are lookup tables. Returns how many.
 #[target_feature(enable = "neon")]
 fn in_lanes<const BITS: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>, block: usize) -> usize {
@@ -64,6 +81,10 @@ const REGS: usize = PANEL_ROWS / 4;
 /// Without `sdot`; [`DotProd`] uses it.
 struct Plain;
 struct DotProd;
+/// With `smmla`, which multiplies eight columns of two rows by those of two tokens. The sums of tokens `t` and `t + 1`, `t`
+/// even, are interleaved: those of the first have rows 0 and 1 of each four, for both tokens each, those of the second rows 2
+/// and 3.
+struct I8mm;
 
 /// `n` plus, in each lane, the sum of four products, with the same four activations `I` of `q` in every lane.
 #[inline]
@@ -80,6 +101,53 @@ fn sdot<const I: usize>(mut n: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int
     n
 }
 
+/// `n` plus the products of the rows of `a` and `b`, each of eight numbers: 0 with 0, 0 with 1, 1 with 0, 1 with 1.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+pub(super) fn smmla(mut n: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: reads and writes registers only.
+    unsafe {
+        core::arch::asm!(
+            "smmla {n:v}.4s, {a:v}.16b, {b:v}.16b",
+            n = inout(vreg) n, a = in(vreg) a, b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    n
+}
+
+/// Columns 0 to 7 of `a` and `b`, or 8 to 15.
+#[inline(always)]
+pub(super) unsafe fn eights(a: int8x16_t, b: int8x16_t, at: usize) -> int8x16_t {
+    // SAFETY: the caller has NEON.
+    unsafe {
+        let (a, b) = (vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b));
+        vreinterpretq_s8_s64(if at == 0 { vzip1q_s64(a, b) } else { vzip2q_s64(a, b) })
+    }
+}
+
+/// `a`, `b`, `a`, `b`
+#[inline(always)]
+pub(super) unsafe fn alternating(a: i32, b: i32) -> int32x4_t {
+    // SAFETY: the caller has NEON.
+    unsafe { vreinterpretq_s32_u64(vdupq_n_u64(u64::from(a as u32) | u64::from(b as u32) << 32)) }
+}
+
+/// Four columns of a part, one per byte: `4 s ..`.
+#[inline(always)]
+unsafe fn four_columns<const BITS: usize>(part: [[uint8x16_t; REGS]; BITS], s: usize) -> [int8x16_t; REGS] {
+    // SAFETY: the caller has NEON.
+    unsafe {
+        let mut quad = [vdupq_n_s8(0); REGS];
+        for (quad, words) in quad.iter_mut().zip(part[s / 4 % BITS]) {
+            // Codes 0 and 2, or 0 to 3.
+            let (by, mask) = if BITS == 1 { (ONE_BIT_SHIFT[s] as i8 - 1, 2) } else { (s as i8 % 4 * 2, 3) };
+            *quad = vreinterpretq_s8_u8(vandq_u8(vshlq_u8(words, vdupq_n_s8(-by)), vdupq_n_u8(mask)));
+        }
+        quad
+    }
+}
+
 /// Adds the products of `quad` with the four activations `I` of the 16 in `q` to sums of two rows per
 /// register, four columns each.
 #[inline(always)]
@@ -94,7 +162,7 @@ unsafe fn add_words<const I: i32>(sums: &mut [[int16x8_t; 2]; REGS], quad: [int8
     }
 }
 
-/// The methods that do not depend on `sdot`.
+/// The methods that do not depend on how products are added.
 macro_rules! shared {
     () => {
         type Part<const BITS: usize> = [[uint8x16_t; REGS]; BITS];
@@ -113,21 +181,6 @@ macro_rules! shared {
                     }
                 }
                 part
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn quad<const BITS: usize>(part: Self::Part<BITS>, s: usize) -> Self::Quad {
-            unsafe {
-                let mut quad = [vdupq_n_s8(0); REGS];
-                for (quad, words) in quad.iter_mut().zip(part[s / 4 % BITS]) {
-                    // Codes 0 and 2, or 0 to 3.
-                    let (by, mask) =
-                        if BITS == 1 { (ONE_BIT_SHIFT[s] as i8 - 1, 2) } else { (s as i8 % 4 * 2, 3) };
-                    let codes = vandq_u8(vshlq_u8(words, vdupq_n_s8(-by)), vdupq_n_u8(mask));
-                    *quad = vreinterpretq_s8_u8(codes);
-                }
-                quad
             }
         }
 
@@ -191,6 +244,11 @@ impl PanelKernel for DotProd {
     type Sums = [int32x4_t; REGS];
 
     #[inline(always)]
+    unsafe fn quad<const BITS: usize>(part: Self::Part<BITS>, s: usize) -> Self::Quad {
+        unsafe { four_columns::<BITS>(part, s) }
+    }
+
+    #[inline(always)]
     unsafe fn no_sums() -> Self::Sums {
         unsafe { [vdupq_n_s32(0); REGS] }
     }
@@ -230,9 +288,158 @@ impl PanelKernel for DotProd {
     clippy::undocumented_unsafe_blocks,
     reason = "every block needs what the trait asks for, and no more"
 )]
+impl PanelKernel for I8mm {
+    shared!();
+    type Sums = [int32x4_t; REGS];
+
+    /// Eight columns: of rows 0 and 1 of each four if `s` is even, else of rows 2 and 3.
+    #[inline(always)]
+    unsafe fn quad<const BITS: usize>(part: Self::Part<BITS>, s: usize) -> Self::Quad {
+        unsafe {
+            let (a, b) = (four_columns::<BITS>(part, s & !1), four_columns::<BITS>(part, s | 1));
+            let mut quad = a;
+            for r in 0..REGS {
+                let (a, b) = (vreinterpretq_s32_s8(a[r]), vreinterpretq_s32_s8(b[r]));
+                let two = if s % 2 == 0 { vzip1q_s32(a, b) } else { vzip2q_s32(a, b) };
+                quad[r] = vreinterpretq_s8_s32(two);
+            }
+            quad
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Self::Sums {
+        unsafe { [vdupq_n_s32(0); REGS] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_part<const T: usize>(
+        sums: &mut [Self::Sums; T],
+        quad: impl Fn(usize) -> Self::Quad,
+        q: [*const i8; T],
+    ) {
+        unsafe {
+            if T % 2 == 1 {
+                // Of one token twice.
+                for t in 0..T {
+                    let mut pair = [Self::no_sums(); 2];
+                    for half in 0..2 {
+                        add_eights(&mut pair, &quad, [q[t]; 2], half);
+                    }
+                    for r in 0..REGS {
+                        sums[t][r] = vaddq_s32(sums[t][r], vuzp1q_s32(pair[0][r], pair[1][r]));
+                    }
+                }
+                return;
+            }
+            for half in 0..2 {
+                for (sums, q) in sums.as_chunks_mut::<2>().0.iter_mut().zip(q.as_chunks::<2>().0) {
+                    add_eights(sums, &quad, *q, half);
+                }
+            }
+        }
+    }
+
+    /// For one token, `sdot` does as much.
+    #[inline(always)]
+    unsafe fn part_sums<const BITS: usize>(part: Self::Part<BITS>, q: *const i8) -> Self::Sums {
+        unsafe { DotProd::part_sums::<BITS>(part, q) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_sums(n: Self::Integers, sums: Self::Sums, factor: i32) -> Self::Integers {
+        unsafe { DotProd::add_sums(n, sums, factor) }
+    }
+
+    #[inline(always)]
+    unsafe fn all_integers<const T: usize>(n: [i32; T]) -> [Self::Integers; T] {
+        unsafe {
+            let mut all = [Self::integers(n[0]); T];
+            for (all, n) in all.as_chunks_mut::<2>().0.iter_mut().zip(n.as_chunks::<2>().0) {
+                *all = [[alternating(n[0], n[1]); REGS]; 2];
+            }
+            all
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_all_sums<const T: usize>(
+        n: &mut [Self::Integers; T],
+        sums: [Self::Sums; T],
+        factor: [i32; T],
+    ) {
+        unsafe {
+            if T % 2 == 1 {
+                for t in 0..T {
+                    n[t] = Self::add_sums(n[t], sums[t], factor[t]);
+                }
+                return;
+            }
+            for t in 0..T {
+                let factor = alternating(factor[t & !1], factor[t | 1]);
+                for r in 0..REGS {
+                    n[t][r] = vmlaq_s32(n[t][r], sums[t][r], factor);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_blocks<const T: usize>(
+        sums: *mut Self::Floats,
+        mut n: [Self::Integers; T],
+        d: Self::Floats,
+    ) {
+        unsafe {
+            for pair in n.as_chunks_mut::<2>().0 {
+                for r in 0..REGS {
+                    let (low, high) = (pair[0][r], pair[1][r]);
+                    (pair[0][r], pair[1][r]) = (vuzp1q_s32(low, high), vuzp2q_s32(low, high));
+                }
+            }
+            for (t, n) in n.into_iter().enumerate() {
+                let sum = sums.add(t);
+                *sum = Self::add_block(*sum, n, d);
+            }
+        }
+    }
+}
+
+/// Adds the products of 16 columns, those of `half`, with the activations at `q`, to the interleaved `sums` of two tokens.
+#[inline(always)]
+unsafe fn add_eights(
+    sums: &mut [[int32x4_t; REGS]; 2],
+    quad: &impl Fn(usize) -> [int8x16_t; REGS],
+    q: [*const i8; 2],
+    half: usize,
+) {
+    // SAFETY: the caller has the instruction set, and a part of the activations at each `q`.
+    unsafe {
+        let q = [vld1q_s8(q[0].add(16 * half)), vld1q_s8(q[1].add(16 * half))];
+        for at in 0..2 {
+            let q = eights(q[0], q[1], at);
+            for (rows, sums) in sums.iter_mut().enumerate() {
+                let codes = quad(4 * half + 2 * at + rows);
+                for r in 0..REGS {
+                    sums[r] = smmla(sums[r], codes[r], q);
+                }
+            }
+        }
+    }
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
 impl PanelKernel for Plain {
     shared!();
     type Sums = [[int16x8_t; 2]; REGS];
+
+    #[inline(always)]
+    unsafe fn quad<const BITS: usize>(part: Self::Part<BITS>, s: usize) -> Self::Quad {
+        unsafe { four_columns::<BITS>(part, s) }
+    }
 
     #[inline(always)]
     unsafe fn no_sums() -> Self::Sums {

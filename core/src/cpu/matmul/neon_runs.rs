@@ -1,5 +1,5 @@
 //! Runs of 32 weights in NEON: tiles of 4 rows, of which each has its own vectors of bytes. Their sums meet in one
-//! vector before they become floats.
+//! vector before they become floats. With `smmla`, a vector has eight bytes of each of two rows.
 #![allow(unsafe_code)]
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -10,6 +10,7 @@ use core::arch::aarch64::*;
 
 use super::args::{Kernel, MatmulArgs};
 use super::neon::{self, TOKENS, fours};
+use super::neon_panel::{alternating, eights, smmla};
 use super::run_format::RunFormat;
 use super::run_isa::{Rows, RunIsa};
 use super::run_kernel::{self, RunKernels};
@@ -18,19 +19,24 @@ use crate::quant::Format;
 
 /// The kernel for int8 activations and row-major weights.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
-    run_kernel::of::<Runs<false>>(format).or_else(|| neon::integer(format))
+    run_kernel::of::<Runs<false, false>>(format).or_else(|| neon::integer(format))
 }
 
 /// The same with `sdot`.
 pub(super) fn integer_dotprod(format: Format) -> Option<Kernel> {
-    run_kernel::of::<Runs<true>>(format).or_else(|| neon::integer_dotprod(format))
+    run_kernel::of::<Runs<true, false>>(format).or_else(|| neon::integer_dotprod(format))
+}
+
+/// The same with `smmla`.
+pub(super) fn integer_i8mm(format: Format) -> Option<Kernel> {
+    run_kernel::of::<Runs<true, true>>(format).or_else(|| neon::integer_dotprod(format))
 }
 
 /// Rows of a tile.
 const ROWS: usize = 4;
 
-/// With `sdot` if `DOT` is set.
-struct Runs<const DOT: bool>;
+/// With `sdot` if `DOT` is set, with `smmla` if `MM` is set.
+struct Runs<const DOT: bool, const MM: bool>;
 
 /// `f` of each of 16 bytes of each row.
 macro_rules! each {
@@ -46,9 +52,11 @@ macro_rules! each {
     }};
 }
 
-impl<const DOT: bool> RunIsa<ROWS> for Runs<DOT> {
+impl<const DOT: bool, const MM: bool> RunIsa<ROWS> for Runs<DOT, MM> {
+    const PAIRS: bool = MM;
     /// `(rows, bytes / 16)`
     type Bytes = [[uint8x16_t; 2]; ROWS];
+    /// As [`RunIsa::Bytes`]; for `smmla`, `(rows / 2, halves, eights)`, each of two rows.
     type Codes = [[uint8x16_t; 2]; ROWS];
     type Words = uint32x4_t;
     type Floats = float32x4_t;
@@ -178,7 +186,15 @@ impl<const DOT: bool> RunIsa<ROWS> for Runs<DOT> {
 
     #[inline(always)]
     unsafe fn codes(x: Self::Bytes, _: bool) -> Self::Codes {
-        x
+        if !MM {
+            return x;
+        }
+        unsafe {
+            each!(|r, h| {
+                let (a, b) = (x[r & !1][r % 2], x[r | 1][r % 2]);
+                vreinterpretq_u8_s8(eights(vreinterpretq_s8_u8(a), vreinterpretq_s8_u8(b), h))
+            })
+        }
     }
 
     #[inline(always)]
@@ -190,6 +206,11 @@ impl<const DOT: bool> RunIsa<ROWS> for Runs<DOT> {
         _: Option<u8>,
     ) -> float32x4_t {
         unsafe {
+            if MM {
+                let (halves, q) = halves(half, [q; 2]);
+                let n = products(w, halves, q, vdupq_n_s32(start));
+                return vcvtq_f32_s32(vuzp1q_s32(n[0], n[1]));
+            }
             let mut n = [vdupq_n_s32(0); ROWS];
             for r in 0..ROWS {
                 let four = |h: usize, q| fours::<DOT>(vreinterpretq_s8_u8(w[r][h]), vld1q_s8(q));
@@ -200,6 +221,33 @@ impl<const DOT: bool> RunIsa<ROWS> for Runs<DOT> {
             }
             let n = vpaddq_s32(vpaddq_s32(n[0], n[1]), vpaddq_s32(n[2], n[3]));
             vcvtq_f32_s32(vaddq_s32(n, vdupq_n_s32(start)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dots<const P: usize>(
+        w: &Self::Codes,
+        half: Option<usize>,
+        q: [*const i8; P],
+        start: [i32; P],
+        largest: Option<u8>,
+    ) -> [float32x4_t; P] {
+        unsafe {
+            let mut all = [vdupq_n_f32(0.0); P];
+            let pairs = q.as_chunks::<2>().0.iter().zip(start.as_chunks::<2>().0);
+            if MM && P % 2 == 0 {
+                for (all, (q, start)) in all.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
+                    let (halves, q) = halves(half, *q);
+                    let n = products(w, halves, q, alternating(start[0], start[1]));
+                    all[0] = vcvtq_f32_s32(vuzp1q_s32(n[0], n[1]));
+                    all[1] = vcvtq_f32_s32(vuzp2q_s32(n[0], n[1]));
+                }
+            } else {
+                for p in 0..P {
+                    all[p] = Self::dot(w, half, q[p], start[p], largest);
+                }
+            }
+            all
         }
     }
 
@@ -231,23 +279,65 @@ impl<const DOT: bool> RunIsa<ROWS> for Runs<DOT> {
     }
 }
 
-impl RunKernels for Runs<false> {
+/// The first half and the number of halves that `half` names, and where the activations of the first half would be.
+#[inline(always)]
+fn halves(half: Option<usize>, q: [*const i8; 2]) -> ((usize, usize), [*const i8; 2]) {
+    let (first, count) = half.map_or((0, 2), |half| (half, 1));
+    ((first, count), q.map(|q| q.wrapping_sub(16 * first)))
+}
+
+/// `start` plus the products of the codes in some `(first, count)` halves with the activations of two tokens: of rows 0 and 1,
+/// and of rows 2 and 3, alternately for each token.
+#[inline(always)]
+unsafe fn products(
+    w: &[[uint8x16_t; 2]; ROWS],
+    (first, count): (usize, usize),
+    q: [*const i8; 2],
+    start: int32x4_t,
+) -> [int32x4_t; 2] {
+    unsafe {
+        let mut n = [start; 2];
+        for half in first..first + count {
+            let q = [vld1q_s8(q[0].wrapping_add(16 * half)), vld1q_s8(q[1].wrapping_add(16 * half))];
+            for at in 0..2 {
+                let q = eights(q[0], q[1], at);
+                for rows in 0..2 {
+                    n[rows] = smmla(n[rows], vreinterpretq_s8_u8(w[2 * rows + half][at]), q);
+                }
+            }
+        }
+        n
+    }
+}
+
+impl RunKernels for Runs<false, false> {
     fn kernel<F: RunFormat>() -> Kernel {
         #[target_feature(enable = "neon")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs<false>, F, ROWS, TOKENS>(args, out) };
+            unsafe { run_kernel::rows::<Runs<false, false>, F, ROWS, TOKENS>(args, out) };
         }
         kernel::<F>
     }
 }
 
-impl RunKernels for Runs<true> {
+impl RunKernels for Runs<true, false> {
     fn kernel<F: RunFormat>() -> Kernel {
         #[target_feature(enable = "neon,dotprod")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs<true>, F, ROWS, TOKENS>(args, out) };
+            unsafe { run_kernel::rows::<Runs<true, false>, F, ROWS, TOKENS>(args, out) };
+        }
+        kernel::<F>
+    }
+}
+
+impl RunKernels for Runs<true, true> {
+    fn kernel<F: RunFormat>() -> Kernel {
+        #[target_feature(enable = "neon,dotprod,i8mm")]
+        fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+            // SAFETY: the features of this function.
+            unsafe { run_kernel::rows::<Runs<true, true>, F, ROWS, 4>(args, out) };
         }
         kernel::<F>
     }

@@ -90,6 +90,42 @@ pub(super) trait PanelKernel {
     unsafe fn add_block(sum: Self::Floats, n: Self::Integers, d: Self::Floats) -> Self::Floats;
     /// `sum * step`.
     unsafe fn outputs(sum: Self::Floats, step: f32) -> [f32; PANEL_ROWS];
+    /// [`PanelKernel::integers`] for each token. From here to [`PanelKernel::add_blocks`], those of two tokens may lie
+    /// interleaved, as may the sums of [`PanelKernel::add_part`].
+    #[inline(always)]
+    unsafe fn all_integers<const T: usize>(n: [i32; T]) -> [Self::Integers; T] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut all = [Self::integers(0); T];
+            for t in 0..T {
+                all[t] = Self::integers(n[t]);
+            }
+            all
+        }
+    }
+    /// [`PanelKernel::add_sums`] for each token.
+    #[inline(always)]
+    unsafe fn add_all_sums<const T: usize>(
+        n: &mut [Self::Integers; T],
+        sums: [Self::Sums; T],
+        factor: [i32; T],
+    ) {
+        for t in 0..T {
+            // SAFETY: the caller's promise.
+            n[t] = unsafe { Self::add_sums(n[t], sums[t], factor[t]) };
+        }
+    }
+    /// [`PanelKernel::add_block`] for each token's sum at `sums`.
+    #[inline(always)]
+    unsafe fn add_blocks<const T: usize>(sums: *mut Self::Floats, n: [Self::Integers; T], d: Self::Floats) {
+        for (t, n) in n.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let sum = sums.add(t);
+                *sum = Self::add_block(*sum, n, d);
+            }
+        }
+    }
     /// Prefetches ahead of `p`, which may be any address.
     fn prefetch(p: *const u8);
 }
@@ -124,13 +160,19 @@ pub(super) unsafe fn rows<W: PanelKernel, const BITS: usize, const BLOCK: usize,
 /// The initial value of a block.
 #[inline(always)]
 pub(super) unsafe fn start<W: PanelKernel, const BLOCK: usize>(y: *const Q8Block) -> W::Integers {
+    // SAFETY: the caller has the instruction set, and the activations of the block.
+    unsafe { W::integers(first::<BLOCK>(y)) }
+}
+
+/// The initial value of a block, once.
+#[inline(always)]
+unsafe fn first<const BLOCK: usize>(y: *const Q8Block) -> i32 {
     let mut start = 0i32;
     for i in 0..BLOCK / Q8_LEN {
         // SAFETY: the caller has the activations of the block.
         start = start.wrapping_add(unsafe { (*y.add(i)).start });
     }
-    // SAFETY: the caller has the instruction set.
-    unsafe { W::integers(start) }
+    start
 }
 
 /// The activations of part `p` from `y` on, and their factor.
@@ -271,10 +313,11 @@ impl<Q, F> Tile<Q, F> {
             for b in 0..self.blocks {
                 let y = self.y.add(t * self.stride + b * (BLOCK / Q8_LEN));
                 let quads = self.quads.add(b * (BLOCK / 4));
-                let mut n = [W::integers(0); T];
+                let mut start = [0; T];
                 for i in 0..T {
-                    n[i] = start::<W, BLOCK>(y.add(i * self.stride));
+                    start[i] = first::<BLOCK>(y.add(i * self.stride));
                 }
+                let mut n = W::all_integers(start);
                 for p in 0..BLOCK / PART {
                     let mut q = [core::ptr::null(); T];
                     let mut factor = [0; T];
@@ -283,14 +326,9 @@ impl<Q, F> Tile<Q, F> {
                     }
                     let mut part = [W::no_sums(); T];
                     W::add_part(&mut part, |s| *quads.add(p * QUADS + s), q);
-                    for i in 0..T {
-                        n[i] = W::add_sums(n[i], part[i], factor[i]);
-                    }
+                    W::add_all_sums(&mut n, part, factor);
                 }
-                for i in 0..T {
-                    let sum = sums.add(t + i);
-                    *sum = W::add_block(*sum, n[i], *self.d.add(b));
-                }
+                W::add_blocks(sums.add(t), n, *self.d.add(b));
             }
         }
     }

@@ -38,6 +38,8 @@ pub(super) trait RunIsa<const N: usize> {
     type Floats: Copy;
     /// What [`RunIsa::codes`] adds to signed integers.
     const SIGNED_ZERO: i32 = 0;
+    /// Whether [`RunIsa::dots`] is faster for two tokens than for each of them.
+    const PAIRS: bool = false;
 
     /// 32 bytes of each row.
     unsafe fn load(rows: Rows) -> Self::Bytes;
@@ -82,6 +84,24 @@ pub(super) trait RunIsa<const N: usize> {
         start: i32,
         largest: Option<u8>,
     ) -> Self::Floats;
+    /// [`RunIsa::dot`] for `P` tokens.
+    #[inline(always)]
+    unsafe fn dots<const P: usize>(
+        w: &Self::Codes,
+        half: Option<usize>,
+        q: [*const i8; P],
+        start: [i32; P],
+        largest: Option<u8>,
+    ) -> [Self::Floats; P] {
+        // SAFETY: as for this function.
+        unsafe {
+            let mut n = [Self::splat(0.0); P];
+            for p in 0..P {
+                n[p] = Self::dot(w, half, q[p], start[p], largest);
+            }
+            n
+        }
+    }
     /// `x` for each row.
     unsafe fn splat(x: f32) -> Self::Floats;
     /// `a * b`

@@ -198,9 +198,7 @@ impl<I: RunIsa<N>, F: RunFormat, const N: usize, const T: usize> EachRun<I, N> f
             I::prefetch(self.next.wrapping_add(run * share), share);
             let codes = I::codes(x, shape.largest.is_none());
             let [d, m] = of_run::<I, F, N>(self.groups, run);
-            for t in 0..T {
-                add_run::<I, N>(shape, &codes, &d, &m, self.y[t], self.first + run, &mut self.sums[t]);
-            }
+            add_to_all::<I, N, T>(shape, &codes, &d, &m, self.y, self.first + run, self.sums);
         }
     }
 }
@@ -247,34 +245,67 @@ unsafe fn of_run<I: RunIsa<N>, F: RunFormat, const N: usize>(
     all
 }
 
-/// Adds a run of N rows to the `sum` of the token at `y`.
+/// Adds a run of N rows to the `sums` of the T tokens at `y`.
 #[inline(always)]
-unsafe fn add_run<I: RunIsa<N>, const N: usize>(
+unsafe fn add_to_all<I: RunIsa<N>, const N: usize, const T: usize>(
     shape: Shape,
     codes: &I::Codes,
     d: &OfRun<I::Floats>,
     m: &OfRun<I::Floats>,
-    y: *const Q8Block,
+    y: [*const Q8Block; T],
     run: usize,
-    sum: &mut I::Floats,
+    sums: &mut [I::Floats; T],
 ) {
+    // SAFETY: as for `add_run`.
+    unsafe {
+        if I::PAIRS && T.is_multiple_of(2) {
+            for (y, sums) in y.as_chunks::<2>().0.iter().zip(sums.as_chunks_mut::<2>().0) {
+                add_run::<I, N, 2>(shape, codes, d, m, *y, run, sums);
+            }
+        } else {
+            for t in 0..T {
+                add_run::<I, N, 1>(shape, codes, d, m, [y[t]], run, core::array::from_mut(&mut sums[t]));
+            }
+        }
+    }
+}
+
+/// Adds a run of N rows to the `sums` of the P tokens at `y`, which are multiplied together.
+#[inline(always)]
+unsafe fn add_run<I: RunIsa<N>, const N: usize, const P: usize>(
+    shape: Shape,
+    codes: &I::Codes,
+    d: &OfRun<I::Floats>,
+    m: &OfRun<I::Floats>,
+    y: [*const Q8Block; P],
+    run: usize,
+    sums: &mut [I::Floats; P],
+) {
+    let at = run % 2;
     // SAFETY: the caller has the instruction set and the run; the second half has scales if halves have, and
     // minima are there if the format has them.
     unsafe {
-        let (y, at) = (&*y.add(run / 2), run % 2);
-        let factor = y.float_factor[at];
-        let (low, high) = (i32::from(y.sums[2 * at]), i32::from(y.sums[2 * at + 1]));
         for half in 0..if shape.halves { 2 } else { 1 } {
-            let (s, q) = match (shape.halves, half) {
-                (false, _) => (low + high, 0),
-                (_, 0) => (low, 0),
-                _ => (high, 16),
-            };
-            let q = y.q.as_ptr().add(RUN * at + q);
-            let n = I::dot(codes, shape.halves.then_some(half), q, -shape.zero * s, shape.largest);
-            *sum = I::add(*sum, I::mul(n, I::splat(factor)), d[half].assume_init());
-            if shape.minimum {
-                *sum = I::add(*sum, I::splat(s as f32 * factor), m[half].assume_init());
+            let (mut s, mut start, mut q) = ([0; P], [0; P], [core::ptr::null(); P]);
+            for p in 0..P {
+                let y = &*y[p].add(run / 2);
+                let (low, high) = (i32::from(y.sums[2 * at]), i32::from(y.sums[2 * at + 1]));
+                let (sum, first) = match (shape.halves, half) {
+                    (false, _) => (low + high, 0),
+                    (_, 0) => (low, 0),
+                    _ => (high, 16),
+                };
+                s[p] = sum;
+                start[p] = -shape.zero * sum;
+                q[p] = y.q.as_ptr().add(RUN * at + first);
+            }
+            let n = I::dots(codes, shape.halves.then_some(half), q, start, shape.largest);
+            for p in 0..P {
+                let factor = (*y[p].add(run / 2)).float_factor[at];
+                sums[p] = I::add(sums[p], I::mul(n[p], I::splat(factor)), d[half].assume_init());
+                if shape.minimum {
+                    sums[p] = I::add(sums[p], I::splat(s[p] as f32 * factor), m[half].assume_init());
+                }
             }
         }
     }
@@ -417,16 +448,14 @@ unsafe fn add_runs<I: RunIsa<N>, const N: usize, const T: usize>(
 ) {
     // SAFETY: the caller has the instruction set, these runs and T sums.
     unsafe {
-        let mut tile = [I::splat(0.0); T];
+        let (mut tile, mut all) = ([I::splat(0.0); T], [y; T]);
         for t in 0..T {
             tile[t] = sums[t].assume_init();
+            all[t] = y.add(t * y_blocks);
         }
         for run in 0..n {
             let codes = w.codes[run].assume_init_ref();
-            for t in 0..T {
-                let y = y.add(t * y_blocks);
-                add_run::<I, N>(shape, codes, &w.scales[run], &w.minima[run], y, run, &mut tile[t]);
-            }
+            add_to_all::<I, N, T>(shape, codes, &w.scales[run], &w.minima[run], all, run, &mut tile);
         }
         for t in 0..T {
             sums[t].write(tile[t]);

@@ -23,7 +23,7 @@ pub fn dispatch<W: SimdOp>(isa: Isa, op: W) -> W::Output {
     match isa.kind() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` of this kind exists only where the processor has these features.
-        Kind::Avx2 => unsafe { x86::avx2(op) },
+        Kind::Avx2 | Kind::AvxVnni => unsafe { x86::avx2(op) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => unsafe { x86::avx512(op) },
