@@ -109,7 +109,10 @@ const fn lanes(isa: Isa) -> Lanes {
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Amx => Lanes::NONE,
         #[cfg(target_arch = "aarch64")]
-        Kind::Neon | Kind::NeonDot | Kind::NeonI8mm => super::neon_panel::LANES,
+        Kind::Neon | Kind::NeonDot => super::neon_panel::LANES,
+        // Its products take fewer instructions than lookups.
+        #[cfg(target_arch = "aarch64")]
+        Kind::NeonI8mm => Lanes::NONE,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Kind::Simd128 => super::simd128_lut::LANES,
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -139,7 +142,9 @@ const fn in_lanes(isa: Isa, layout: Layout, format: Format) -> bool {
         (Layout::Panels32, Kind::Neon) => true,
         // Products of 2-bit codes take fewer instructions than lookups.
         #[cfg(target_arch = "aarch64")]
-        (Layout::Panels32, Kind::NeonDot | Kind::NeonI8mm) => matches!(format, Format::Q1_0),
+        (Layout::Panels32, Kind::NeonDot) => matches!(format, Format::Q1_0),
+        #[cfg(target_arch = "aarch64")]
+        (Layout::Panels32, Kind::NeonI8mm) => false,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         (Layout::Panels32, Kind::Simd128) => false,
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]

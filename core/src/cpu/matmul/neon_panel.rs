@@ -58,10 +58,7 @@ fn dotprod<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &m
 #[target_feature(enable = "neon,dotprod,i8mm")]
 fn i8mm<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: the features of this function.
-    unsafe {
-        let done = if BITS == 1 { in_lanes::<BITS>(args, out, BLOCK) } else { 0 };
-        rows::<I8mm, BITS, BLOCK, 4>(args, out, done);
-    }
+    unsafe { rows::<I8mm, BITS, BLOCK, 4>(args, out, 0) };
 }
 
 /// Computes the rows in panels for the first tokens, if there are lookup tables. Returns how many.
