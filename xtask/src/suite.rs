@@ -567,7 +567,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "amx",
-        about: "dispatch and kernels on a processor with AMX, under Bochs where this machine has none",
+        about: "dispatch and kernels on a processor with AMX and AVX-VNNI, under Bochs where this machine has none",
         budget: 80,
         needs: &[Need::Program(&GXX), Need::Program(&MAKE), Need::Program(&XZ), Need::Amx],
         unfit: || {
