@@ -5,7 +5,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The reason why a conversion failed.
-#[derive(Debug)]
 pub enum Error {
     /// A file cannot be read or written.
     File(shohin_files::Error),
@@ -28,6 +27,13 @@ impl Error {
             Error::File(source) => source.code(),
             Error::Convert { .. } => "convert",
         }
+    }
+}
+
+impl fmt::Debug for Error {
+    /// As `Display`: what `main` and `unwrap` print is for people, too.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -56,7 +62,7 @@ impl From<shohin_files::Error> for Error {
 }
 
 /// Why a model cannot be converted.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub enum ConvertError {
     /// The file to write exists.
@@ -127,6 +133,13 @@ impl ConvertError {
 
     pub(crate) fn tensor(name: &str, problem: impl Into<String>) -> Self {
         ConvertError::Tensor { name: name.into(), problem: problem.into() }
+    }
+}
+
+impl fmt::Debug for ConvertError {
+    /// As `Display`: what `main` and `unwrap` print is for people, too.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

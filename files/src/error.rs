@@ -7,7 +7,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The reason why a file cannot be used.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// The system reported an error for a file.
@@ -73,6 +72,13 @@ impl Error {
             Error::MissingPart { source, .. } => source.code(),
             Error::Model { source, .. } => source.code(),
         }
+    }
+}
+
+impl fmt::Debug for Error {
+    /// As `Display`: what `main` and `unwrap` print is for people, too.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

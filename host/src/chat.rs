@@ -136,6 +136,14 @@ impl Chat {
         self.send_messages(vec![ChatMessage::new(Role::User, text)])
     }
 
+    /// Sends a message and computes the whole reply: its text for the reader.
+    ///
+    /// # Errors
+    /// As [`Chat::send`] and [`Reply::step`].
+    pub fn ask(&mut self, text: impl Into<String>) -> Result<String> {
+        self.send(text)?.text()
+    }
+
     /// Sends messages, such as the results of tools.
     ///
     /// # Errors
@@ -400,6 +408,15 @@ impl<'c> Reply<'c> {
         // Only an error leaves none, and it was already returned.
         let ended = shohin_core::Error::Device { problem: "the reply had failed before" };
         Ok(self.finish.take().ok_or(ended)?)
+    }
+
+    /// Computes the rest of the reply and returns all of its text for the reader, that of pieces before included; without
+    /// reasoning and calls, which [`Reply::finish`] has, too.
+    ///
+    /// # Errors
+    /// As [`Reply::step`].
+    pub fn text(self) -> Result<String> {
+        Ok(self.finish()?.message.content)
     }
 
     /// How it ended; `None` before that, or after an error.

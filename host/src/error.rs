@@ -8,7 +8,6 @@ use std::path::PathBuf;
 pub use shohin_files::Error as FileError;
 
 /// The reason why a model cannot be opened or run.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// A file cannot be used.
@@ -159,6 +158,13 @@ impl Error {
             #[cfg(all(feature = "metal", target_os = "macos"))]
             Error::Metal(_) => "device",
         }
+    }
+}
+
+impl fmt::Debug for Error {
+    /// As `Display`: what `main` and `unwrap` print is for people, too.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -316,7 +322,6 @@ fn features_with(missing: &str) -> String {
 
 /// The reason why a model cannot be downloaded.
 #[cfg(feature = "hub")]
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum HubError {
     /// It is not kept, and `HF_HUB_OFFLINE` is set.
@@ -364,6 +369,14 @@ pub enum HubError {
     },
     /// The caller cancelled the download; it can be continued.
     Cancelled,
+}
+
+#[cfg(feature = "hub")]
+impl fmt::Debug for HubError {
+    /// As `Display`: what `main` and `unwrap` print is for people, too.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 #[cfg(feature = "hub")]

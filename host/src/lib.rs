@@ -25,6 +25,7 @@
 //! | [`scheduler`] | several replies at once |
 //! | [`sequence`] | a sequence of tokens on any device |
 //! | [`speculate`] | speculative decoding |
+//! | `ReplyStream` | replies as asynchronous streams, with the feature `stream` |
 //! | `Mpi` | models split among processes, with the feature `mpi` |
 //! | [`mod@devices`] | which devices there are |
 //! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
@@ -71,6 +72,8 @@ mod snapshot;
 mod source;
 pub mod speculate;
 mod split;
+#[cfg(feature = "stream")]
+mod stream;
 pub mod template;
 pub mod threads;
 #[cfg(feature = "train")]
@@ -97,6 +100,8 @@ pub use shohin_core::{Activations, AttentionPattern, KvFormat, SamplerConfig};
 pub use shohin_files::new_file;
 #[cfg(feature = "mpi")]
 pub use split::Mpi;
+#[cfg(feature = "stream")]
+pub use stream::ReplyStream;
 pub use threads::ThreadPool;
 pub use weight_cache::WeightCache;
 

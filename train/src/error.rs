@@ -7,7 +7,7 @@ use core::fmt;
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
 /// The reason why something cannot be trained.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
     /// The engine refused it.
@@ -44,6 +44,13 @@ pub enum Error {
 impl From<shohin_core::Error> for Error {
     fn from(error: shohin_core::Error) -> Self {
         Error::Core(error)
+    }
+}
+
+impl fmt::Debug for Error {
+    /// As `Display`: what `main` and `unwrap` print is for people, too.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

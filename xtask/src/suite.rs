@@ -69,7 +69,7 @@ fn native(m: &Machine) -> Cmd {
     // The tools have no tests, nor has the C library for microcontrollers; the CUDA engine has a suite of its own, and so has
     // the WebAssembly crate, which tests nothing on the host.
     let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN, CUDA, EMBEDDED, WASM_SHELL, WASM_TRAIN]);
-    cargo.arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda"))
+    cargo.arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda,{HOST}/stream"))
 }
 
 /// [`native`] without the tests of the GPU engines themselves, which have suites of their own.
@@ -723,7 +723,7 @@ fn clippy(m: &mut Machine) -> Result<Tally> {
     };
     lint(None, |cargo| {
         let cargo = cargo.args("--all-targets").all_packages_but(&[BINDGEN]);
-        cargo.arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda"))
+        cargo.arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda,{HOST}/stream"))
     })?;
     // What is compiled without these features; all packages again, for the same features of the crates that they depend on.
     lint(None, |cargo| cargo.args("--lib --bins").all_packages_but(&[BINDGEN]))?;

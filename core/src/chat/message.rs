@@ -49,6 +49,26 @@ impl ChatMessage {
         ChatMessage { role, content: content.into(), reasoning: None, tool_calls: Vec::new() }
     }
 
+    /// Instructions for the whole conversation.
+    pub fn system(content: impl Into<String>) -> ChatMessage {
+        ChatMessage::new(Role::System, content)
+    }
+
+    /// What the user says.
+    pub fn user(content: impl Into<String>) -> ChatMessage {
+        ChatMessage::new(Role::User, content)
+    }
+
+    /// A reply of the model, such as an example of one or one of an earlier conversation.
+    pub fn assistant(content: impl Into<String>) -> ChatMessage {
+        ChatMessage::new(Role::Assistant, content)
+    }
+
+    /// What a function returned that the model called.
+    pub fn tool(content: impl Into<String>) -> ChatMessage {
+        ChatMessage::new(Role::Tool, content)
+    }
+
     /// The message as one text: reasoning and calls between their markers, as the model writes them.
     pub fn text(&self) -> String {
         let mut text = String::new();
