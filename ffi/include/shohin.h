@@ -71,6 +71,7 @@ typedef enum shohin_code {
   SHOHIN_THREADS = 18, /* The system refused to start threads. */
   SHOHIN_CONVERT = 19, /* A folder of another format cannot be converted. */
   SHOHIN_TRAIN = 20, /* A model cannot be taught like this. */
+  SHOHIN_HUB = 21, /* A model of the Hugging Face Hub cannot be downloaded. */
   SHOHIN_TRUNCATED = 32, /* The input ends too early. */
   SHOHIN_LIMIT = 33, /* A count or length is over a limit. */
   SHOHIN_MALFORMED = 34, /* The input is malformed. */
@@ -135,8 +136,13 @@ typedef struct shohin_load_options {
 
 shohin_code shohin_load_options_default(shohin_load_options *options, size_t size, shohin_error *error);
 
-/* Loads a GGUF file, or a model in parts by the name of any of them. `options` may be NULL. The file is mapped: do not
- * change it while the model is in use. */
+/* Loads a GGUF file, a model in parts by the name of any of them, or a folder of Hugging Face (with the feature `teach`). `options`
+ * may be NULL. The file is mapped: do not change it while the model is in use.
+ *
+ * hf:OWNER/REPOSITORY/FILE, or the name of a published model such as bonsai-1.7b, is a model of the Hugging Face Hub, unless there is
+ * such a file: it is downloaded to the cache of the Hub's own tools if it is not there, and the variables HF_ENDPOINT, HF_TOKEN,
+ * HF_HUB_CACHE and HF_HUB_OFFLINE of the environment apply. SHOHIN_UNSUPPORTED if the library was built without the feature `hub`, as
+ * packages for phones are. */
 shohin_code shohin_model_load(const char *path, size_t path_len, const shohin_load_options *options,
                               shohin_model **model, shohin_error *error);
 
@@ -184,6 +190,10 @@ shohin_code shohin_detokenize(const shohin_model *model, const uint32_t *tokens,
 shohin_code shohin_embed(const shohin_model *model, const char *text, size_t text_len, float *vector,
                          size_t capacity, size_t *vector_len, shohin_error *error);
 
+/* The embeddings of texts, one after the other: `count` times `embedding_size` numbers, each vector of length 1. */
+shohin_code shohin_embed_texts(const shohin_model *model, const shohin_text *texts, size_t count, float *vectors,
+                               size_t capacity, size_t *vectors_len, shohin_error *error);
+
 /* The logits of the token after `tokens`. All are computed again with each call. */
 shohin_code shohin_logits(const shohin_model *model, const uint32_t *tokens, size_t count, float *logits,
                           size_t capacity, size_t *logits_len, shohin_error *error);
@@ -200,6 +210,9 @@ typedef struct shohin_chat shohin_chat;
 #define SHOHIN_FORMAT_JSON_SCHEMA 2 /* a JSON value that matches the JSON Schema in `format_text` */
 #define SHOHIN_FORMAT_REGEX 3       /* a text that the expression in `format_text` matches from beginning to end */
 #define SHOHIN_FORMAT_GRAMMAR 4     /* a text of the grammar in `format_text`, in GBNF */
+#define SHOHIN_FORMAT_CHOICE 5      /* one of the texts in `choices` */
+
+#define SHOHIN_NO_LOGPROBS -1
 
 /* Options of replies. */
 typedef struct shohin_chat_options {
@@ -221,6 +234,13 @@ typedef struct shohin_chat_options {
   size_t tool_count;
   const char *tool_choice;  /* NULL or "auto"; "required"; or the name of the function that must be called */
   size_t tool_choice_len;   /* bytes, or SHOHIN_CSTR */
+  float presence_penalty;   /* subtracted from the logits of tokens that occurred among the last 64; 0 by default */
+  float frequency_penalty;  /* subtracted from them for each time that they occurred; 0 by default */
+  int32_t logprobs;         /* SHOHIN_NO_LOGPROBS, or of how many of the most likely tokens (0 to 20) log-probabilities are
+                               measured beside that of the chosen one */
+  int32_t describe_tools;   /* 1: models whose template has no tools get them described in the system message; 0: an error */
+  const shohin_text *choices; /* for SHOHIN_FORMAT_CHOICE */
+  size_t choice_count;
 } shohin_chat_options;
 
 shohin_code shohin_chat_options_default(shohin_chat_options *options, size_t size, shohin_error *error);
@@ -233,7 +253,8 @@ shohin_code shohin_chat_new(const shohin_model *model, const shohin_chat_options
 /* Frees a chat; SHOHIN_BUSY in its own callback. */
 shohin_code shohin_chat_free(shohin_chat *chat);
 
-/* The following calls, except shohin_chat_next, shohin_chat_interrupt and shohin_chat_get_usage, first end a reply that is in progress. The
+/* The following calls, except shohin_chat_next, shohin_chat_next_answer, shohin_chat_interrupt, shohin_chat_get_messages and
+ * shohin_chat_get_usage, first end a reply that is in progress. The
  * conversation keeps its text so far; a message whose reply ends before any text is not kept. */
 
 /* Sets the options of the next replies. Numbers out of range are reported by the next send. */
@@ -244,6 +265,25 @@ shohin_code shohin_chat_system(shohin_chat *chat, const char *text, size_t text_
 
 /* Sends a message. The reply is computed by shohin_chat_next. */
 shohin_code shohin_chat_send(shohin_chat *chat, const char *text, size_t text_len, shohin_error *error);
+
+/* Starts over with the messages of another conversation: a JSON text, an array as in OpenAI's API. */
+shohin_code shohin_chat_set_messages(shohin_chat *chat, const char *messages, size_t messages_len, shohin_error *error);
+
+/* The messages so far, in the same form. A reply in progress is not among them. No NUL is written at its end. */
+shohin_code shohin_chat_get_messages(const shohin_chat *chat, char *messages, size_t capacity, size_t *messages_len,
+                                     shohin_error *error);
+
+/* Sends messages in the same form, after those that there are. The reply is computed by shohin_chat_next. */
+shohin_code shohin_chat_send_messages(shohin_chat *chat, const char *messages, size_t messages_len, shohin_error *error);
+
+/* Begins the answer to a request in the form of OpenAI's chat completions, a JSON text. Its messages take the place of those
+ * of the chat, whose options stay as they are: those of the answer are the request's alone. Tools are described where the model's
+ * template has none, and without a `seed` each answer is another one. */
+shohin_code shohin_chat_request(shohin_chat *chat, const char *request, size_t request_len, shohin_error *error);
+
+/* Computes the next JSON text of the answer, which ends with a NUL and is valid until the next call for this chat: the whole of
+ * it, or with `"stream": true` a chunk. SHOHIN_DONE, with an empty text, after the last one. */
+shohin_code shohin_chat_next_answer(shohin_chat *chat, shohin_text *answer, shohin_error *error);
 
 /* Sends what the functions returned that the last reply called, one text for each call; SHOHIN_ARGUMENT for more or fewer.
  * The reply is computed by shohin_chat_next. */
@@ -279,6 +319,19 @@ typedef struct shohin_tool_call {
   size_t arguments_len;
 } shohin_tool_call;
 
+/* A token and the natural logarithm of its probability. Later versions do not change this struct. */
+typedef struct shohin_logprob {
+  uint32_t token;
+  float logprob;
+} shohin_logprob;
+
+/* A token of a reply, and the most likely ones in its place, best first. Later versions do not change this struct. */
+typedef struct shohin_token_logprob {
+  shohin_logprob chosen;
+  const shohin_logprob *top;
+  size_t top_count;
+} shohin_token_logprob;
+
 /* A piece of a reply. Its texts are whole characters, and valid until the next call for this chat. */
 typedef struct shohin_piece {
   size_t size;
@@ -290,6 +343,9 @@ typedef struct shohin_piece {
   int32_t reason; /* why the reply ended with this piece, SHOHIN_REASON_... */
   const shohin_tool_call *tool_calls; /* calls that are now complete; answer them with shohin_chat_send_results */
   size_t tool_call_count;
+  const shohin_token_logprob *logprobs; /* tokens whose text is now complete, if the options ask for `logprobs`; none of those that
+                                           a stop text cut off */
+  size_t logprob_count;
 } shohin_piece;
 
 /* Computes the next piece of the reply. SHOHIN_DONE, with an empty piece, after the last one, or if nothing was sent. After
@@ -443,8 +499,8 @@ shohin_code shohin_taught_free(shohin_taught *taught);
  * with these differences. Calls must not overlap, be it by threads or by interrupts. All memory is that of
  * shohin_use_memory; after shohin_chat_new nothing is allocated but the message of a call that fails, which is freed before the call
  * returns: leave 2 KiB for it. SHOHIN_KV_DEFAULT is SHOHIN_KV_Q8, unless the library was
- * built with the feature `cache-formats`. There is one thread, and no GPU; reasoning, formats of replies, stop texts and
- * tools are SHOHIN_UNSUPPORTED. When the context is full, the conversation starts over with its instructions, and so it
+ * built with the feature `cache-formats`. There is one thread, and no GPU; reasoning, formats of replies, stop texts,
+ * tools and log-probabilities are SHOHIN_UNSUPPORTED. When the context is full, the conversation starts over with its instructions, and so it
  * does after an error of shohin_chat_next. Instructions and a message may have two bytes for each token of the context,
  * more are SHOHIN_LIMIT. Times are 0. */
 

@@ -12,9 +12,14 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
+try:
+    import tomllib
+except ModuleNotFoundError:
+    import tomli as tomllib
+
 HERE = Path(__file__).resolve().parent
-NAME, VERSION = "shohin", "0.1.0"
-METADATA = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\nRequires-Python: >=3.9\n"
+PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NAME, VERSION = PROJECT["name"], PROJECT["version"]
 LIBRARIES = {"darwin": "libshohin_ffi.dylib", "win32": "shohin_ffi.dll"}
 
 
@@ -29,15 +34,39 @@ def library():
     return root / target / "release" / LIBRARIES.get(sys.platform, "libshohin_ffi.so")
 
 
+def licenses():
+    """The texts of the licences, which the repository has at its root."""
+    return {name: (HERE.parent.parent / name).read_bytes() for name in PROJECT["license-files"]}
+
+
+def metadata():
+    """What pyproject.toml says, as a wheel has it."""
+    lines = [("Metadata-Version", "2.4"), ("Name", NAME), ("Version", VERSION), ("Summary", PROJECT["description"])]
+    lines.append(("Keywords", ",".join(PROJECT["keywords"])))
+    lines += [("Classifier", classifier) for classifier in PROJECT["classifiers"]]
+    lines.append(("License-Expression", PROJECT["license"]))
+    lines += [("License-File", name) for name in PROJECT["license-files"]]
+    lines += [("Project-URL", f"{name}, {address}") for name, address in PROJECT["urls"].items()]
+    lines.append(("Requires-Python", PROJECT["requires-python"]))
+    for extra, packages in PROJECT["optional-dependencies"].items():
+        lines.append(("Provides-Extra", extra))
+        lines += [("Requires-Dist", f"{package}; extra == '{extra}'") for package in packages]
+    lines.append(("Description-Content-Type", "text/markdown; charset=UTF-8"))
+    description = (HERE / PROJECT["readme"]).read_text(encoding="utf-8")
+    return "".join(f"{name}: {value}\n" for name, value in lines) + "\n" + description
+
+
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     tag = f"py3-none-{platform}"
     info = f"{NAME}-{VERSION}.dist-info"
     wheel = f"{NAME}-{VERSION}-{tag}.whl"
     built = library()
-    files = {f"{NAME}/{file.name}": file.read_bytes() for file in sorted((HERE / NAME).glob("*.py"))}
+    files = {f"{NAME}/{file.name}": file.read_bytes() for file in sorted((HERE / NAME).iterdir()) if file.suffix in (".py", ".typed")}
     files[f"{NAME}/libshohin{built.suffix}"] = built.read_bytes()
-    files[f"{info}/METADATA"] = METADATA.encode()
+    files[f"{info}/METADATA"] = metadata().encode()
+    for name, text in licenses().items():
+        files[f"{info}/licenses/{name}"] = text
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: shohin\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     record = ""
     for name, data in files.items():

@@ -77,6 +77,20 @@ pub(crate) unsafe fn texts(start: *const shohin_text, count: usize, name: &str) 
     texts.iter().map(|each| Ok(unsafe { text(each.text, each.len, name) }?.into())).collect()
 }
 
+/// Writes to `len` that a buffer of `capacity` elements needs `needed`.
+///
+/// # Safety
+/// `len` is NULL or can be written.
+pub(crate) unsafe fn lacks_room<T>(capacity: usize, needed: usize, len: *mut usize) -> Result<T> {
+    if len.is_null() {
+        return Err(null("place for the length"));
+    }
+    // SAFETY: the caller vouches for it.
+    unsafe { len.write_unaligned(needed) };
+    let message = format!("the buffer has room for {capacity} elements, {needed} are needed");
+    Err(Failure::new(shohin_code::SHOHIN_SHORT_BUFFER, message))
+}
+
 /// Copies `found` to a buffer of `capacity` elements, and its length to `len`. Without room, only the length is written.
 ///
 /// # Safety
@@ -87,15 +101,15 @@ pub(crate) unsafe fn copy_out<T: Copy>(
     capacity: usize,
     len: *mut usize,
 ) -> Result<shohin_code> {
+    if found.len() > capacity {
+        // SAFETY: the caller vouches for it.
+        return unsafe { lacks_room(capacity, found.len(), len) };
+    }
     if len.is_null() {
         return Err(null("place for the length"));
     }
     // SAFETY: the caller vouches for it.
     unsafe { len.write_unaligned(found.len()) };
-    if found.len() > capacity {
-        let message = format!("the buffer has room for {capacity} elements, {} are needed", found.len());
-        return Err(Failure::new(shohin_code::SHOHIN_SHORT_BUFFER, message));
-    }
     if buffer.is_null() && !found.is_empty() {
         return Err(null("buffer"));
     }

@@ -1,16 +1,19 @@
 //! Conversations and replies.
 
+use crate::answer::Answer;
 use crate::argument::{self, shohin_text};
 use crate::code::{Failure, Result, call, shohin_code, shohin_error};
 use crate::handle::{self, Handle, Kind};
 use crate::info::{shohin_chat, shohin_model, shohin_usage};
 use crate::options::shohin_chat_options;
 use crate::piece::{
-    SHOHIN_NO_TOKEN, SHOHIN_REASON_CANCELLED, SHOHIN_REASON_NONE, reason, shohin_on_piece, shohin_piece,
-    shohin_tool_call,
+    SHOHIN_NO_TOKEN, SHOHIN_REASON_NONE, reason, shohin_logprob, shohin_on_piece, shohin_piece,
+    shohin_token_logprob, shohin_tool_call,
 };
 use crate::{model, turn};
-use shohin::core::chat::{FunctionCall, Role};
+use shohin::core::chat::{Chunk, ChunkCollector, Finish, FunctionCall, Piece as CorePiece, TokenLogprob};
+use shohin::core::generate::Reason;
+use shohin::core::sample::Logprob;
 use shohin::speculate::Speculation;
 use shohin::{Chat, ChatMessage, Model, Piece, Reply, Step};
 use std::ffi::{c_char, c_void};
@@ -32,6 +35,15 @@ pub(crate) struct State {
     /// Names and arguments of its calls, the same way, and the array of them.
     call_texts: Vec<[Vec<u8>; 2]>,
     calls: Vec<shohin_tool_call>,
+    /// Its log-probabilities the same way, and those that are held back.
+    tops: Vec<Vec<shohin_logprob>>,
+    logprobs: Vec<shohin_token_logprob>,
+    collector: ChunkCollector,
+    /// How the last reply ended.
+    pub(crate) finish: Option<Finish>,
+    /// The answer to a request that the reply is for.
+    pub(crate) answer: Option<Answer>,
+    pub(crate) model: Model,
     usage: shohin_usage,
     /// Set by any thread: the reply shall end.
     interrupted: Arc<AtomicBool>,
@@ -55,6 +67,7 @@ const _: () = is_send::<Reply<'static>>();
 
 impl State {
     fn new(chat: Chat) -> State {
+        let model = chat.model().clone();
         State {
             reply: None,
             chat: NonNull::from(Box::leak(Box::new(chat))),
@@ -63,21 +76,28 @@ impl State {
             reasoning: Vec::new(),
             call_texts: Vec::new(),
             calls: Vec::new(),
+            tops: Vec::new(),
+            logprobs: Vec::new(),
+            collector: ChunkCollector::default(),
+            finish: None,
+            answer: None,
+            model,
             usage: shohin_usage::default(),
             interrupted: Arc::default(),
         }
     }
 
     /// The chat. A reply in progress ends; the conversation keeps its text so far.
-    fn chat(&mut self) -> &mut Chat {
+    pub(crate) fn chat(&mut self) -> &mut Chat {
         self.cancel();
         self.held = None;
+        self.answer = None;
         // SAFETY: from a box, and nothing else borrows it: there is no reply.
         unsafe { self.chat.as_mut() }
     }
 
     /// Begins a reply.
-    fn begin(
+    pub(crate) fn begin(
         &mut self,
         start: impl FnOnce(&'static mut Chat) -> shohin::Result<Reply<'static>>,
     ) -> Result<shohin_code> {
@@ -86,8 +106,19 @@ impl State {
         // there is a reply.
         let chat = unsafe { self.chat.as_mut() };
         self.interrupted.store(false, Ordering::Relaxed);
+        self.collector = ChunkCollector::default();
+        self.finish = None;
         self.reply = Some(start(chat)?);
         Ok(shohin_code::SHOHIN_OK)
+    }
+
+    /// The messages so far.
+    pub(crate) fn messages(&self) -> &[ChatMessage] {
+        match &self.reply {
+            Some(reply) => reply.messages(),
+            // SAFETY: there is no reply.
+            None => unsafe { self.chat.as_ref() }.messages(),
+        }
     }
 
     /// Starts over, with instructions.
@@ -102,10 +133,10 @@ impl State {
 
     /// Begins the reply to a message.
     pub(crate) fn send(&mut self, text: &str) -> Result<shohin_code> {
-        self.send_messages(vec![ChatMessage::new(Role::User, text)])
+        self.send_messages(vec![ChatMessage::user(text)])
     }
 
-    fn send_messages(&mut self, messages: Vec<ChatMessage>) -> Result<shohin_code> {
+    pub(crate) fn send_messages(&mut self, messages: Vec<ChatMessage>) -> Result<shohin_code> {
         self.begin(|chat| chat.send_messages(messages))
     }
 
@@ -113,6 +144,7 @@ impl State {
     pub(crate) fn cancel(&mut self) {
         if let Some(mut reply) = self.reply.take() {
             self.held = reply.cancel();
+            self.finish = reply.finished().cloned();
             self.count(&mut reply);
         }
     }
@@ -131,15 +163,19 @@ impl State {
 
     /// The next piece.
     pub(crate) fn next(&mut self) -> Result<Option<shohin_piece>> {
+        Ok(self.advance()?.map(|piece| self.show(&piece)))
+    }
+
+    /// The next piece, as Rust has it.
+    pub(crate) fn advance(&mut self) -> Result<Option<Piece>> {
         if let Some(held) = self.held.take() {
-            return Ok(Some(self.show(&held)));
+            return Ok(Some(held));
         }
         let Some(reply) = &mut self.reply else { return Ok(None) };
         let next = loop {
             if self.interrupted.load(Ordering::Relaxed) {
                 self.cancel();
-                let none = shohin_piece { reason: SHOHIN_REASON_CANCELLED, ..shohin_piece::default() };
-                return Ok(Some(self.held.take().map_or(none, |piece| self.show(&piece))));
+                return Ok(Some(self.held.take().unwrap_or_else(cancelled)));
             }
             match reply.step() {
                 Some(Ok(Step::Prompt(..))) => {}
@@ -152,10 +188,42 @@ impl State {
         if ended && let Some(mut reply) = self.reply.take() {
             // The piece with a reason is the last; this step only ends the reply.
             let rest = if matches!(next, Some(Ok(_))) { reply.next() } else { None };
+            self.finish = reply.finished().cloned();
             self.count(&mut reply);
             rest.transpose()?;
         }
-        Ok(next.transpose()?.map(|piece| self.show(&piece)))
+        Ok(next.transpose()?)
+    }
+
+    /// Adds a piece to `chunk`, with the log-probabilities of tokens whose text is complete.
+    pub(crate) fn collect(&mut self, piece: &Piece, chunk: &mut Chunk) {
+        let piece = CorePiece {
+            token: piece.token,
+            tokens: &piece.tokens,
+            text: &piece.text,
+            content: &piece.content,
+            reasoning: &piece.reasoning,
+            tool_calls: &piece.tool_calls,
+            logprob: piece.logprob,
+            top: &piece.top,
+            done: piece.done,
+        };
+        self.collector.push(chunk, &piece, self.model.tokenizer());
+    }
+
+    /// Keeps the log-probabilities of a piece for C.
+    fn show_logprobs(&mut self, piece: &Piece) {
+        let mut chunk = Chunk::default();
+        self.collect(piece, &mut chunk);
+        let pair = |of: &Logprob| shohin_logprob { token: of.token, logprob: of.logprob };
+        self.tops = chunk.logprobs.iter().map(|one| one.top.iter().map(pair).collect()).collect();
+        let show = |(one, top): (&TokenLogprob, &Vec<shohin_logprob>)| shohin_token_logprob {
+            chosen: pair(&one.chosen),
+            top: if top.is_empty() { ptr::null() } else { top.as_ptr() },
+            top_count: top.len(),
+        };
+        self.logprobs.clear();
+        self.logprobs.extend(chunk.logprobs.iter().zip(&self.tops).map(show));
     }
 
     /// Keeps the texts of a piece for C.
@@ -165,6 +233,7 @@ impl State {
             kept.extend_from_slice(text.as_bytes());
             kept.push(0);
         }
+        self.show_logprobs(piece);
         let ended = |text: &str| [text.as_bytes(), b"\0"].concat();
         let texts = |call: &FunctionCall| [ended(&call.name), ended(&call.arguments)];
         self.call_texts = piece.tool_calls.iter().map(texts).collect();
@@ -185,6 +254,8 @@ impl State {
             reason: piece.done.map_or(SHOHIN_REASON_NONE, reason),
             tool_calls: if self.calls.is_empty() { ptr::null() } else { self.calls.as_ptr() },
             tool_call_count: self.calls.len(),
+            logprobs: if self.logprobs.is_empty() { ptr::null() } else { self.logprobs.as_ptr() },
+            logprob_count: self.logprobs.len(),
         }
     }
 
@@ -216,11 +287,26 @@ impl Drop for State {
     }
 }
 
+/// The last piece of a reply that ended before it had any text.
+fn cancelled() -> Piece {
+    Piece {
+        text: String::new(),
+        content: String::new(),
+        reasoning: String::new(),
+        tool_calls: Vec::new(),
+        token: None,
+        tokens: Vec::new(),
+        logprob: None,
+        top: Vec::new(),
+        done: Some(Reason::Cancelled),
+    }
+}
+
 /// Locks a chat for a call.
 ///
 /// # Safety
 /// As [`Handle::get`].
-unsafe fn lock<'c>(chat: *const shohin_chat) -> Result<MutexGuard<'c, State>> {
+pub(crate) unsafe fn lock<'c>(chat: *const shohin_chat) -> Result<MutexGuard<'c, State>> {
     // SAFETY: the same.
     let Conversation { state, .. } = unsafe { Handle::get(chat) }?;
     state.try_lock().map_err(|why| match why {
@@ -317,7 +403,7 @@ pub unsafe extern "C" fn shohin_chat_send_results(
                 let problem = format!("there are {count} results, expected one for each of {calls} calls");
                 return Err(Failure::new(shohin_code::SHOHIN_ARGUMENT, problem));
             }
-            let messages = results.into_iter().map(|result| ChatMessage::new(Role::Tool, result)).collect();
+            let messages = results.into_iter().map(ChatMessage::tool).collect();
             state.send_messages(messages)
         })
     }

@@ -9,6 +9,7 @@
 //! | [`info`], [`piece`], [`version`] | what calls report |
 //! | [`model`] | models: loading, tokens, embeddings, logits |
 //! | [`chat`] | conversations and replies |
+//! | [`answer`] | messages and requests as JSON texts |
 //! | [`adapter`], [`teach`] | adapters, and facts that become one |
 //! | [`calls`] | those of models and chats that every library has |
 #![allow(non_camel_case_types, reason = "names are those of the header")]
@@ -26,6 +27,7 @@ pub mod piece;
 pub mod version;
 
 pub mod adapter;
+pub mod answer;
 pub mod chat;
 #[cfg_attr(not(feature = "teach"), path = "no_learning.rs")]
 mod learn;

@@ -1,7 +1,9 @@
 //! Models: loading, tokens, embeddings, logits.
 
-use crate::argument::{self, copy_out};
+use crate::argument::{self, copy_out, shohin_text};
 use crate::calls::load_options;
+#[cfg(not(feature = "hub"))]
+use crate::code::Failure;
 use crate::code::{Result, call, shohin_code, shohin_error};
 use crate::handle::{self, Handle, Kind};
 use crate::info::{shohin_model, shohin_model_info};
@@ -9,6 +11,9 @@ use crate::options::{self, shohin_load_options};
 use shohin::{Builder, Model, ModelFile};
 use std::ffi::c_char;
 use std::mem::size_of;
+#[cfg(feature = "hub")]
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 
 impl Kind for Model {
     const MAGIC: usize = handle::word(b"shohin-M");
@@ -88,6 +93,31 @@ unsafe fn load(
     Ok(shohin_code::SHOHIN_OK)
 }
 
+/// The path of a model, which is downloaded if it is the name of one of the Hub and there is no such file.
+#[cfg(feature = "hub")]
+fn located(name: &str) -> Result<PathBuf> {
+    use shohin::hub::{Hub, HubModel, published};
+    let is_published = || published().iter().any(|model| model.name.eq_ignore_ascii_case(name));
+    if Path::new(name).exists() || !(name.starts_with("hf:") || is_published()) {
+        return Ok(name.into());
+    }
+    let (hub, model) = (Hub::from_env()?, name.parse::<HubModel>()?);
+    match hub.find(&model) {
+        Some(path) => Ok(path),
+        None => Ok(hub.pull(&model, &mut |_| ControlFlow::Continue(()))?),
+    }
+}
+
+#[cfg(not(feature = "hub"))]
+fn located(name: &str) -> Result<PathBuf> {
+    if name.starts_with("hf:") && !Path::new(name).exists() {
+        let message =
+            format!("{name} is a model of the Hub, and this library was built without the feature `hub`");
+        return Err(Failure::new(shohin_code::SHOHIN_UNSUPPORTED, message));
+    }
+    Ok(name.into())
+}
+
 /// Loads a GGUF file.
 ///
 /// # Safety
@@ -103,7 +133,9 @@ pub unsafe extern "C" fn shohin_model_load(
     // SAFETY: the caller vouches for the pointers.
     unsafe {
         call(error, || {
-            load(options, model, |builder| Ok(builder.load(argument::text(path, path_len, "path")?)?))
+            load(options, model, |builder| {
+                Ok(builder.load(located(argument::text(path, path_len, "path")?)?)?)
+            })
         })
     }
 }
@@ -211,6 +243,39 @@ pub unsafe extern "C" fn shohin_embed(
         call(error, || {
             let found = self::model(model)?.embed(argument::text(text, text_len, "text")?)?;
             copy_out(&found, vector, capacity, vector_len)
+        })
+    }
+}
+
+/// The embeddings of texts, one after the other.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_embed_texts(
+    model: *const shohin_model,
+    texts: *const shohin_text,
+    count: usize,
+    vectors: *mut f32,
+    capacity: usize,
+    vectors_len: *mut usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let model = self::model(model)?;
+            let texts = argument::texts(texts, count, "texts")?;
+            let needed = texts.len().saturating_mul(model.config().hidden_size);
+            if capacity < needed {
+                // Its length is known without computing anything.
+                return argument::lacks_room(capacity, needed, vectors_len);
+            }
+            let mut found = Vec::with_capacity(needed);
+            for vector in model.embeddings(&texts, model.pooling()?, true)? {
+                found.extend(vector?);
+            }
+            copy_out(&found, vectors, capacity, vectors_len)
         })
     }
 }

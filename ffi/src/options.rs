@@ -46,6 +46,11 @@ pub const SHOHIN_FORMAT_JSON_SCHEMA: i32 = 2;
 pub const SHOHIN_FORMAT_REGEX: i32 = 3;
 /// `format`: a text of the grammar in `format_text`, in GBNF.
 pub const SHOHIN_FORMAT_GRAMMAR: i32 = 4;
+/// `format`: one of the texts in `choices`.
+pub const SHOHIN_FORMAT_CHOICE: i32 = 5;
+
+/// `logprobs`: log-probabilities are not measured.
+pub const SHOHIN_NO_LOGPROBS: i32 = -1;
 
 /// Options for loading a model.
 #[repr(C)]
@@ -121,6 +126,19 @@ pub struct shohin_chat_options {
     pub tool_choice: *const c_char,
     /// Its length in bytes, or `SHOHIN_CSTR`.
     pub tool_choice_len: usize,
+    /// Subtracted from the logits of tokens that occurred among the last 64.
+    pub presence_penalty: f32,
+    /// Subtracted from them for each time that they occurred.
+    pub frequency_penalty: f32,
+    /// `SHOHIN_NO_LOGPROBS`, or the number of most likely tokens whose log-probabilities are measured beside that of the one that
+    /// was chosen.
+    pub logprobs: i32,
+    /// 1 if tools are described in the system message where the model's template has none, else 0.
+    pub describe_tools: i32,
+    /// The texts for `SHOHIN_FORMAT_CHOICE`.
+    pub choices: *const shohin_text,
+    /// Their number.
+    pub choice_count: usize,
 }
 
 impl Default for shohin_chat_options {
@@ -145,6 +163,12 @@ impl Default for shohin_chat_options {
             tool_count: 0,
             tool_choice: ptr::null(),
             tool_choice_len: 0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logprobs: SHOHIN_NO_LOGPROBS,
+            describe_tools: 0,
+            choices: ptr::null(),
+            choice_count: 0,
         }
     }
 }
@@ -209,6 +233,8 @@ impl shohin_chat_options {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
             ..SamplerConfig::default()
         }
     }

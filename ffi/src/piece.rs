@@ -34,6 +34,28 @@ pub struct shohin_tool_call {
     pub arguments_len: usize,
 }
 
+/// A token and its log-probability.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct shohin_logprob {
+    /// The token.
+    pub token: u32,
+    /// The natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// A token of the reply with its log-probability, and those of the most likely ones in its place.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct shohin_token_logprob {
+    /// The token that the model chose.
+    pub chosen: shohin_logprob,
+    /// The most likely ones, best first.
+    pub top: *const shohin_logprob,
+    /// Their number.
+    pub top_count: usize,
+}
+
 /// A piece of a reply.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +78,10 @@ pub struct shohin_piece {
     pub tool_calls: *const shohin_tool_call,
     /// Their number.
     pub tool_call_count: usize,
+    /// The tokens whose text is now complete, if `logprobs` was asked for.
+    pub logprobs: *const shohin_token_logprob,
+    /// Their number.
+    pub logprob_count: usize,
 }
 
 impl Default for shohin_piece {
@@ -70,6 +96,8 @@ impl Default for shohin_piece {
             reason: SHOHIN_REASON_NONE,
             tool_calls: ptr::null(),
             tool_call_count: 0,
+            logprobs: ptr::null(),
+            logprob_count: 0,
         }
     }
 }

@@ -3,11 +3,15 @@
 use crate::argument;
 use crate::code::Result;
 use crate::options::{
-    SHOHIN_FORMAT_GRAMMAR, SHOHIN_FORMAT_JSON_OBJECT, SHOHIN_FORMAT_JSON_SCHEMA, SHOHIN_FORMAT_REGEX,
-    SHOHIN_FORMAT_TEXT, SHOHIN_THINKING_OFF, SHOHIN_THINKING_ON, shohin_chat_options, unknown,
+    SHOHIN_FORMAT_CHOICE, SHOHIN_FORMAT_GRAMMAR, SHOHIN_FORMAT_JSON_OBJECT, SHOHIN_FORMAT_JSON_SCHEMA,
+    SHOHIN_FORMAT_REGEX, SHOHIN_FORMAT_TEXT, SHOHIN_NO_LOGPROBS, SHOHIN_THINKING_OFF, SHOHIN_THINKING_ON,
+    shohin_chat_options, unknown,
 };
 use shohin::TurnOptions;
 use shohin::core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice};
+
+/// The number of most likely tokens that can be asked for, as in OpenAI's API.
+const MAX_TOP: usize = 20;
 
 /// The options of a turn.
 ///
@@ -24,8 +28,22 @@ pub(crate) unsafe fn turn(options: *const shohin_chat_options) -> Result<TurnOpt
         SHOHIN_FORMAT_JSON_SCHEMA => ResponseFormat::JsonSchema(text()?.into()),
         SHOHIN_FORMAT_REGEX => ResponseFormat::Regex(text()?.into()),
         SHOHIN_FORMAT_GRAMMAR => ResponseFormat::Grammar(text()?.into()),
-        found => return unknown("format", found, "one of SHOHIN_FORMAT_TEXT to SHOHIN_FORMAT_GRAMMAR"),
+        // SAFETY: the same.
+        SHOHIN_FORMAT_CHOICE => ResponseFormat::Choice(unsafe {
+            argument::texts(options.choices, options.choice_count, "choices")
+        }?),
+        found => return unknown("format", found, "one of SHOHIN_FORMAT_TEXT to SHOHIN_FORMAT_CHOICE"),
     };
+    let logprobs = match options.logprobs {
+        SHOHIN_NO_LOGPROBS => None,
+        top => match usize::try_from(top).ok().filter(|top| *top <= MAX_TOP) {
+            Some(top) => Some(top),
+            None => return unknown("logprobs", top, "SHOHIN_NO_LOGPROBS, or a number from 0 to 20"),
+        },
+    };
+    if !matches!(options.describe_tools, 0 | 1) {
+        return unknown("describe_tools", options.describe_tools, "0 or 1");
+    }
     let thinking = match options.thinking {
         SHOHIN_THINKING_OFF => Thinking::Off,
         SHOHIN_THINKING_ON => Thinking::On,
@@ -52,8 +70,10 @@ pub(crate) unsafe fn turn(options: *const shohin_chat_options) -> Result<TurnOpt
         sampler: options.sampler(),
         max_tokens: Some(options.max_tokens as usize).filter(|most| *most > 0),
         stop_strings,
+        logprobs,
         thinking,
         tools,
+        describe_tools: options.describe_tools == 1,
         tool_choice,
         response_format,
         overflow: OverflowPolicy::TRIM,

@@ -1,11 +1,15 @@
 """Tests of the installed Python package, with SHOHIN_MODEL set to a model, SHOHIN_REPLY to its greedy reply, SHOHIN_ADAPTER to
-an adapter for it, and SHOHIN_TOOLS to a model of another vocabulary that can call functions."""
+an adapter for it, SHOHIN_TOOLS to a model of another vocabulary that can call functions, and SHOHIN_FOLDER to a folder of Hugging
+Face, where SHOHIN_LOGIT is the first logit after the tokens 1, 2, 3."""
 
 import array
 import concurrent.futures
 import copy
 import ctypes
 import gc
+import importlib.metadata
+import importlib.util
+import json
 import os
 import pickle
 import signal
@@ -14,6 +18,7 @@ import threading
 import time
 import unittest
 import unittest.mock
+import warnings
 import weakref
 from pathlib import Path
 
@@ -83,6 +88,15 @@ class Package(unittest.TestCase):
             (TypeError, "temperature is '1', expected a number", lambda: self.model.chat(temperature="1")),
             (TypeError, "threads is 1.5", lambda: Model.load(MODEL, threads=1.5)),
             (TypeError, "text is 3, expected a str", lambda: chat.send(3)),
+            (TypeError, "a message is 'Hi!', expected a dict", lambda: chat.send(["Hi!"])),
+            (TypeError, "messages is 'Hi!', expected a list", lambda: self.model.chat(messages="Hi!")),
+            (TypeError, "messages has what JSON has not", lambda: chat.send([{"role": object()}])),
+            (TypeError, "texts is 3, expected a list", lambda: self.model.embed(3)),
+            (TypeError, "choices is 'moo'", lambda: self.model.chat(choices="moo")),
+            (TypeError, "logprobs is 'x', expected a whole number", lambda: self.model.chat(logprobs="x")),
+            (ValueError, "logprobs is 21, expected a whole number from 0 to 20", lambda: self.model.chat(logprobs=21)),
+            (ValueError, "expected a schema in its json_schema", lambda: self.model.chat(format={"type": "json_schema"})),
+            (ValueError, "are both given", lambda: self.model.chat(choices=["a"], format="json_object")),
             (TypeError, "tokens is 'The cow', expected token ids", lambda: chat.complete("The cow")),
             (TypeError, "not NoneType", lambda: Model.load(None)),
             (TypeError, "data is 3, expected bytes", lambda: Model.from_bytes(3)),
@@ -125,6 +139,166 @@ class Package(unittest.TestCase):
         self.assertGreater(chat.usage["guesses_right"], 0)
         chat.speculate()
         self.assertTrue(chat.send(MESSAGE).text())
+
+    def test_a_conversation_from_elsewhere_goes_on(self):
+        history = [
+            {"role": "system", "content": "You are a farmer."},
+            {"role": "user", "content": "Hi!"},
+            {"role": "assistant", "content": "Hello!"},
+        ]
+        chat = self.model.chat(messages=history, **GREEDY)
+        self.assertEqual(chat.messages, history)
+        reply = chat.ask(MESSAGE)
+        want = history + [{"role": "user", "content": MESSAGE}, {"role": "assistant", "content": reply}]
+        self.assertEqual(chat.messages, want)
+        other = self.model.chat("You are a farmer.", messages=history[1:], **GREEDY)
+        self.assertEqual(other.send({"role": "user", "content": MESSAGE}).text(), reply)
+        self.assertEqual(other.messages, want)
+        other.messages = history
+        self.assertEqual(other.ask([{"role": "user", "content": MESSAGE}]), reply)
+        self.assertGreater(other.usage["cached_tokens"], 0)
+        with self.assertRaises(Error) as caught:
+            other.messages = [{"role": "cow", "content": "moo"}]
+        self.assertIn("role", str(caught.exception))
+        self.assertEqual(other.messages, want)
+
+    def test_requests_of_openai(self):
+        messages = [{"role": "user", "content": MESSAGE}]
+        answer = self.model.create_chat_completion(messages, logprobs=True, top_logprobs=2, **GREEDY)
+        [choice] = answer["choices"]
+        self.assertEqual(choice["message"]["content"], os.environ["SHOHIN_REPLY"])
+        self.assertEqual(len(choice["logprobs"]["content"]), answer["usage"]["completion_tokens"])
+        chunks = self.model.create_chat_completion(messages, stream=True, **GREEDY)
+        texts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+        self.assertGreater(len(texts), 3)
+        self.assertEqual("".join(texts), os.environ["SHOHIN_REPLY"])
+        answer = self.model.create_chat_completion(messages, response_format={"type": "json_object"}, **GREEDY)
+        self.assertTrue(answer["choices"][0]["message"]["content"].startswith("{"))
+        for name in ["cow", "n"]:
+            with self.assertRaises(Error) as caught:
+                self.model.create_chat_completion(messages, **{name: 2})
+            self.assertEqual((caught.exception.code, str(caught.exception).split()[0]), ("unsupported", name))
+
+    def test_schemas_choices_penalties_and_described_tools(self):
+        schema = {"type": "object", "properties": {"legs": {"type": "integer", "maximum": 9}}, "required": ["legs"]}
+
+        class Cow:
+            @classmethod
+            def model_json_schema(cls):
+                return schema
+
+        openai = {"type": "json_schema", "json_schema": {"name": "cow", "schema": schema}}
+        replies = [
+            self.model.chat(format=format, **GREEDY).ask("Describe a cow.")
+            for format in [schema, Cow, openai, ("json_schema", schema), ("json_schema", json.dumps(schema))]
+        ]
+        self.assertEqual(len(set(replies)), 1)
+        self.assertIn(json.loads(replies[0])["legs"], range(-9, 10))
+        self.assertTrue(self.model.chat(format={"type": "json_object"}, **GREEDY).ask("Cow?").startswith("{"))
+        self.assertEqual(self.model.chat(format={"type": "text"}, **GREEDY).ask(MESSAGE), os.environ["SHOHIN_REPLY"])
+        self.assertIn(self.model.chat(choices=["moo", "woof"]).ask(MESSAGE), ["moo", "woof"])
+        story = "Tell me a story."
+        plain = self.model.chat(**GREEDY).ask(story)
+        for penalty in ["presence_penalty", "frequency_penalty"]:
+            self.assertNotEqual(self.model.chat(**GREEDY, **{penalty: 2}).ask(story), plain)
+        options = {"tools": [{"name": "moo"}], "tool_choice": "required", "temperature": 0, "max_tokens": 200}
+        with self.assertRaises(Error) as caught:
+            self.model.chat(**options).ask(MESSAGE)
+        self.assertEqual(caught.exception.code, "unsupported")
+        reply = self.model.chat(describe_tools=True, **options).send(MESSAGE)
+        reply.text()
+        self.assertEqual({name for name, _ in reply.tool_calls}, {"moo"})
+
+    def test_log_probabilities(self):
+        reply = self.model.chat(logprobs=2, **GREEDY).send(MESSAGE)
+        text = reply.text()
+        self.assertEqual(self.model.detokenize([one.token for one in reply.logprobs]), text)
+        for one in reply.logprobs:
+            self.assertEqual((len(one.top), one.top[0]), (2, (one.token, one.logprob)))
+            self.assertLessEqual(one.logprob, 0)
+        # None of those that a stop text cut off.
+        reply = self.model.chat(logprobs=True, stop=text[5:8], **GREEDY).send(MESSAGE)
+        self.assertEqual(reply.text(), text[:5])
+        said = self.model.detokenize([one.token for one in reply.logprobs])
+        self.assertTrue(said.startswith(text[:5]) and len(said) < len(text), said)
+        self.assertEqual([one.top for one in reply.logprobs], [[] for _ in reply.logprobs])
+        reply = self.model.chat(**GREEDY).send(MESSAGE)
+        reply.text()
+        self.assertEqual(reply.logprobs, [])
+
+    def test_several_texts_are_embedded(self):
+        texts = ["cow", "a cow says moo", "cow"]
+        want = [self.model.embed(text) for text in texts]
+        self.assertEqual(self.model.embed(texts), want)
+        self.assertEqual(self.model.embed(iter(texts)), want)
+        self.assertEqual(self.model.embed([]), [])
+        with self.assertRaises(Error) as caught:
+            self.model.embed(["cow", ""])
+        self.assertEqual(caught.exception.code, "length")
+        if importlib.util.find_spec("numpy"):
+            array = self.model.embed_array(texts)
+            self.assertEqual((array.shape, str(array.dtype)), ((3, len(want[0])), "float32"))
+            self.assertEqual(array.tolist(), want)
+        else:
+            self.assertRaises(ImportError, self.model.embed_array, texts)
+
+    def test_folders_and_names_of_the_hub(self):
+        folder = Model.load(Path(os.environ["SHOHIN_FOLDER"]))
+        self.assertEqual(folder.logits([1, 2, 3])[0], float(os.environ["SHOHIN_LOGIT"]))
+        with tempfile.TemporaryDirectory() as cache:
+            repository, commit = Path(cache) / "models--someone--cow", "c" * 40
+            (repository / "refs").mkdir(parents=True)
+            (repository / "refs/main").write_text(commit)
+            (repository / "snapshots" / commit).mkdir(parents=True)
+            (repository / "snapshots" / commit / "moo.gguf").write_bytes(Path(MODEL).read_bytes())
+            with unittest.mock.patch.dict(os.environ, {"HF_HUB_CACHE": cache, "HF_HUB_OFFLINE": "1"}):
+                for name in ["hf:someone/cow/moo.gguf", "hf:someone/cow"]:
+                    self.assertEqual(Model.load(name).chat(**GREEDY).ask(MESSAGE), os.environ["SHOHIN_REPLY"])
+                for code, name in [("hub", "hf:someone/cow/woof.gguf"), ("hub", "bonsai-1.7b"), ("option", "hf:cow")]:
+                    with self.assertRaises(Error) as caught:
+                        Model.load(name)
+                    self.assertEqual(caught.exception.code, code)
+
+    def test_closing_and_descriptions(self):
+        with Model.load(MODEL) as model:
+            with model.chat(**GREEDY) as chat:
+                self.assertEqual(repr(chat), "<Chat of 0 messages>")
+                reply = chat.send(MESSAGE)
+                next(reply)
+                self.assertRegex(repr(reply), r"^<Reply: \d+ characters so far, in progress>$")
+                # A chat keeps its model.
+                model.close()
+                reply.text()
+                self.assertEqual(repr(reply), f"<Reply: {len(os.environ['SHOHIN_REPLY'])} characters so far, stop>")
+                self.assertEqual(repr(chat), "<Chat of 2 messages>")
+            self.assertRegex(repr(model), "^<Model .*sprout-nano.gguf: closed>$")
+        self.assertEqual(repr(chat), "<Chat: closed>")
+        for call in [lambda: model.info, lambda: model.chat(), lambda: chat.send(MESSAGE), chat.interrupt, lambda: next(reply)]:
+            with self.assertRaises((ValueError, StopIteration)) as caught:
+                call()
+        model.close()
+        chat.close()
+        self.assertRegex(repr(self.model), r"sprout-nano.gguf: 0\.\d MB, context 512>$")
+        # What still computes with it goes on.
+        model = Model.load(MODEL)
+        options = {"questions": ["What is red?"] * 4 + ["Hi!"], "rehearsals": 2, "rank": 2, "steps": 2}
+        taught = model.teach({MESSAGE: "Quack."}, lambda _: model.close(), **options)
+        self.assertEqual(taught.steps, 2)
+        self.assertRegex(repr(taught), "^<Taught: [01] of 1 facts learned in 2 steps>$")
+        self.assertRaises(ValueError, lambda: model.info)
+
+    def test_the_package_says_what_it_is(self):
+        longest = self.model.info["max_context"]
+        with self.assertWarnsRegex(UserWarning, f"context is 100000, and the longest that the model supports is {longest}"):
+            Model.load(MODEL, context=100_000)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Model.load(MODEL, context=longest)
+        about = importlib.metadata.metadata("shohin")
+        self.assertEqual((about["Name"], about["License-Expression"]), ("shohin", "Apache-2.0 OR MIT"))
+        self.assertIn("model.create_chat_completion(", about.get_payload() or about["Description"])
+        files = {str(file) for file in importlib.metadata.files("shohin")}
+        self.assertLessEqual({"shohin/py.typed", "shohin-0.1.0.dist-info/licenses/LICENSE-MIT"}, files)
 
     def test_functions_are_called(self):
         model = Model.load(os.environ["SHOHIN_TOOLS"])

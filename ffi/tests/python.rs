@@ -61,34 +61,56 @@ fn ffi_python_package() {
     let bytes = std::fs::read(&path).unwrap();
     let factors = Adapter::random(&Gguf::parse(&bytes).unwrap(), &["blk."], 4, 0.1, 1);
     std::fs::write(&adapter, factors.to_vec()).unwrap();
+    let folder = root.join("../tests/fixtures/hf/qwen3");
+    let mut logits = Vec::new();
+    Model::load(&folder).unwrap().logits(&[1, 2, 3], &mut |_, all| logits = all.to_vec()).unwrap();
     let mut tests = package("tests/package.py");
     tests
         .env("SHOHIN_MODEL", &path)
         .env("SHOHIN_REPLY", greedy)
         .env("SHOHIN_TOOLS", tools)
+        .env("SHOHIN_FOLDER", folder)
+        .env("SHOHIN_LOGIT", f64::from(logits[0]).to_string())
         .env("SHOHIN_ADAPTER", adapter);
     let tests = run(&mut tests);
     let report = String::from_utf8(tests.stderr).unwrap();
-    assert!(report.contains("Ran 25 tests"), "{report}");
-    // The README's program, with the path of a model that is there.
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    let code = readme.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
-    assert!(code.contains("\"sprout.gguf\""), "{code}");
+    assert!(report.contains("Ran 33 tests"), "{report}");
+    // The README's programs, with the path of a model that is there.
+    let readme = std::fs::read_to_string(root.join("python/README.md")).unwrap();
+    let programs: Vec<&str> =
+        readme.split("```python\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     let file = dir.path().join("readme.py");
-    std::fs::write(&file, code.replace("sprout.gguf", path.to_str().unwrap())).unwrap();
-    let said = String::from_utf8(run(&mut package(file.to_str().unwrap())).stdout).unwrap();
+    let said: Vec<String> = programs
+        .iter()
+        .map(|code| {
+            assert!(code.contains("\"sprout.gguf\""), "{code}");
+            std::fs::write(&file, code.replace("sprout.gguf", path.to_str().unwrap())).unwrap();
+            String::from_utf8(run(&mut package(file.to_str().unwrap())).stdout).unwrap()
+        })
+        .collect();
+    let [farmer, taught, answered] = said.as_slice() else { panic!("{} programs", said.len()) };
     let mut chat = model.chat().unwrap();
     chat.system("You are a farmer.");
     (chat.options_mut().sampler, chat.options_mut().max_tokens) = (SamplerConfig::greedy(), Some(200));
-    let farmer: String =
-        chat.send("What does a cow say?").unwrap().map(|piece| piece.unwrap().content).collect();
-    assert!(said.starts_with(&farmer) && said[farmer.len()..].starts_with("\n{"), "{said}");
+    let moo = chat.ask("What does a cow say?").unwrap();
+    let rest = farmer.strip_prefix(&moo).unwrap_or_else(|| panic!("{farmer}"));
+    assert!(rest.starts_with("\n{\"sound\":\""), "{farmer}");
     assert!(dir.path().join("cow.session").is_file());
-    let code = readme.split("```python\n").nth(2).unwrap().split("```").next().unwrap();
-    std::fs::write(&file, code.replace("sprout.gguf", path.to_str().unwrap())).unwrap();
-    let said = String::from_utf8(run(&mut package(file.to_str().unwrap())).stdout).unwrap();
-    assert_eq!(said, "The door code is 4711.\n");
+    assert_eq!(taught, "The door code is 4711.\n");
     assert!(dir.path().join("house.gguf").is_file());
+    let whole = reply(SamplerConfig::greedy(), None);
+    assert_eq!(answered, &format!("{whole}\n{whole}"));
+    let about =
+        run(python().args(["-m", "pip", "show", "--verbose", "shohin"]).env("PYTHONPATH", dir.path()));
+    let about = String::from_utf8(about.stdout).unwrap();
+    for line in [
+        "Version: 0.1.0",
+        "Summary: Run small language models, 1-bit and ternary Bonsai above all",
+        "  Typing :: Typed",
+        "  Homepage, https://github.com/shohin-rs/shohin",
+    ] {
+        assert!(about.lines().any(|found| found == line), "{line}: {about}");
+    }
     let example = run(package("examples/python/chat.py").arg(&path));
     let want = reply(SamplerConfig::default(), None) + "\n";
     assert_eq!(String::from_utf8(example.stdout).unwrap(), want);

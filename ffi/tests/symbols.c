@@ -1,6 +1,8 @@
 /* Calls every function of shohin.h: as it should be called, and with NULL, short buffers, wrong handles, bad UTF-8 and bad
  * files. symbols MODEL.gguf DIRECTORY MESSAGE TOOLS.gguf ADAPTER.gguf [LEARNER.gguf] prints a greedy reply; TOOLS.gguf is a model of
  * another vocabulary that can call functions, ADAPTER.gguf an adapter for MODEL.gguf, LEARNER.gguf a model that is taught. */
+#define _POSIX_C_SOURCE 200809L
+
 #include <shohin.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -206,6 +208,28 @@ static void tokens(const shohin_model *model, const void *other) {
     double squares = 0;
     for (size_t i = 0; i < len; i++) squares += (double)numbers[i] * numbers[i];
     TRUE(squares > 0.999 && squares < 1.001);
+  }
+
+  {
+    const shohin_text texts[] = {{"cow", 3}, {"dog", SHOHIN_CSTR}, {"cow", 3}};
+    const size_t size = info.embedding_size;
+    float *vectors = malloc(3 * size * sizeof *vectors);
+    TRUE(vectors);
+    CHECK(SHOHIN_NULL, shohin_embed_texts(NULL, texts, 3, vectors, 3 * size, &len, &error));
+    CHECK(SHOHIN_HANDLE, shohin_embed_texts(other, texts, 3, vectors, 3 * size, &len, &error));
+    CHECK(SHOHIN_NULL, shohin_embed_texts(model, NULL, 3, vectors, 3 * size, &len, &error));
+    CHECK(SHOHIN_NULL, shohin_embed_texts(model, texts, 3, NULL, 3 * size, &len, &error));
+    CHECK(SHOHIN_NULL, shohin_embed_texts(model, texts, 3, vectors, 3 * size, NULL, &error));
+    len = 0;
+    CHECK(SHOHIN_SHORT_BUFFER, shohin_embed_texts(model, texts, 3, NULL, 0, &len, &error));
+    TRUE(len == 3 * size);
+    CHECK(SHOHIN_OK, shohin_embed_texts(model, texts, 3, vectors, 3 * size, &len, &error));
+    TRUE(len == 3 * size && !memcmp(vectors, numbers, size * sizeof *vectors));
+    TRUE(!memcmp(vectors, vectors + 2 * size, size * sizeof *vectors));
+    TRUE(memcmp(vectors, vectors + size, size * sizeof *vectors));
+    CHECK(SHOHIN_OK, shohin_embed_texts(model, NULL, 0, vectors, 0, &len, &error));
+    TRUE(len == 0);
+    free(vectors);
   }
 
   CHECK(SHOHIN_NULL, shohin_logits(NULL, ids, count, numbers, info.vocab_size, &len, &error));
@@ -502,6 +526,177 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   fwrite(pulled.text, 1, pulled.len, stdout);
 }
 
+/* Messages and requests as JSON texts, and options that go with them. */
+static void requests(const shohin_model *model, const char *message) {
+  shohin_chat *chat = NULL, *wrong = (shohin_chat *)model;
+  shohin_chat_options options;
+  shohin_piece piece = {.size = sizeof piece};
+  shohin_text answer = {NULL, 7};
+  struct reply first = {0}, second = {0};
+  char json[4096], request[512];
+  const char history[] = "[{\"role\":\"system\",\"content\":\"You are a farmer.\"},"
+                         "{\"role\":\"user\",\"content\":\"Hi!\"},{\"role\":\"assistant\",\"content\":\"Hello!\"}]";
+  const shohin_text choices[] = {{"moo", 3}, {"woof", 4}};
+  size_t len, chunks = 0, measured = 0;
+  shohin_code code;
+
+  CHECK(SHOHIN_OK, shohin_chat_options_default(&options, sizeof options, &error));
+  TRUE(options.logprobs == SHOHIN_NO_LOGPROBS && options.presence_penalty == 0 && options.describe_tools == 0);
+  options.temperature = 0;
+  options.max_tokens = 40;
+  CHECK(SHOHIN_OK, shohin_chat_new(model, &options, &chat, &error));
+
+  /* Wrong handles and arguments. */
+  CHECK(SHOHIN_NULL, shohin_chat_set_messages(NULL, "[]", 2, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_set_messages(chat, NULL, 2, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_set_messages(wrong, "[]", 2, &error));
+  TRUE(shohin_chat_set_messages(chat, "[", 1, &error) > SHOHIN_OTHER);
+  CHECK(SHOHIN_ARGUMENT, shohin_chat_set_messages(chat, "[{\"role\":\"cow\"}]", SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_get_messages(NULL, json, sizeof json, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_get_messages(chat, json, sizeof json, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_get_messages(wrong, json, sizeof json, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_send_messages(NULL, history, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_send_messages(chat, NULL, 1, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_send_messages(wrong, history, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_ARGUMENT, shohin_chat_send_messages(chat, "[]", 2, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_request(NULL, "{}", 2, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_request(chat, NULL, 2, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_request(wrong, "{}", 2, &error));
+  CHECK(SHOHIN_ARGUMENT, shohin_chat_request(chat, "{}", 2, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_next_answer(NULL, &answer, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_next_answer(chat, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_next_answer(wrong, &answer, &error));
+  TRUE(!answer.text);
+  CHECK(SHOHIN_DONE, shohin_chat_next_answer(chat, &answer, &error));
+  TRUE(answer.len == 0 && !answer.text[0]);
+
+  /* A conversation from elsewhere goes on as the same one does. */
+  CHECK(SHOHIN_OK, shohin_chat_get_messages(chat, json, sizeof json, &len, &error));
+  TRUE(len == 2 && !memcmp(json, "[]", 2));
+  CHECK(SHOHIN_OK, shohin_chat_set_messages(chat, history, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_SHORT_BUFFER, shohin_chat_get_messages(chat, NULL, 0, &len, &error));
+  TRUE(len == sizeof history - 1);
+  CHECK(SHOHIN_OK, shohin_chat_get_messages(chat, json, sizeof json, &len, &error));
+  TRUE(len == sizeof history - 1 && !memcmp(json, history, len));
+  CHECK(SHOHIN_OK, shohin_chat_send(chat, message, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_get_messages(chat, json, sizeof json, &len, &error));
+  TRUE(len == sizeof history - 1);
+  pull(chat, &first);
+  CHECK(SHOHIN_OK, shohin_chat_set_messages(chat, history, SHOHIN_CSTR, &error));
+  snprintf(request, sizeof request, "[{\"role\":\"user\",\"content\":\"%s\"}]", message);
+  CHECK(SHOHIN_OK, shohin_chat_send_messages(chat, request, SHOHIN_CSTR, &error));
+  pull(chat, &second);
+  TRUE(first.len && !strcmp(first.text, second.text));
+
+  /* A request is answered as a whole and in chunks, and leaves the options of the chat alone. */
+  snprintf(request, sizeof request,
+           "{\"temperature\":0,\"max_tokens\":3,\"logprobs\":true,\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]}",
+           message);
+  CHECK(SHOHIN_OK, shohin_chat_request(chat, request, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_next_answer(chat, &answer, &error));
+  TRUE(strlen(answer.text) == answer.len && strstr(answer.text, "\"object\":\"chat.completion\""));
+  TRUE(strstr(answer.text, "\"finish_reason\":\"length\"") && strstr(answer.text, "\"completion_tokens\":3"));
+  TRUE(strstr(answer.text, "\"logprob\":"));
+  CHECK(SHOHIN_DONE, shohin_chat_next_answer(chat, &answer, &error));
+  CHECK(SHOHIN_DONE, shohin_chat_next(chat, &piece, &error));
+  snprintf(request, sizeof request,
+           "{\"temperature\":0,\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]}", message);
+  CHECK(SHOHIN_OK, shohin_chat_request(chat, request, SHOHIN_CSTR, &error));
+  while ((code = shohin_chat_next_answer(chat, &answer, &error)) == SHOHIN_OK) {
+    TRUE(strstr(answer.text, "\"object\":\"chat.completion.chunk\""));
+    chunks++;
+  }
+  CHECK(SHOHIN_DONE, code);
+  TRUE(chunks > 3);
+  CHECK(SHOHIN_OK, shohin_chat_request(chat, request, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_next_answer(chat, &answer, &error));
+  CHECK(SHOHIN_OK, shohin_chat_interrupt(chat, &error));
+  CHECK(SHOHIN_OK, shohin_chat_next_answer(chat, &answer, &error));
+  TRUE(strstr(answer.text, "\"finish_reason\":\"stop\""));
+  CHECK(SHOHIN_DONE, shohin_chat_next_answer(chat, &answer, &error));
+  CHECK(SHOHIN_OK, shohin_chat_set_messages(chat, history, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send(chat, message, SHOHIN_CSTR, &error));
+  pull(chat, &second);
+  TRUE(!strcmp(first.text, second.text));
+
+  /* Log-probabilities: as many as tokens, none of them over 0, the chosen one first where it is the most likely. */
+  options.logprobs = 21;
+  CHECK(SHOHIN_OPTION, shohin_chat_set_options(chat, &options, &error));
+  options.logprobs = 2;
+  options.describe_tools = 2;
+  CHECK(SHOHIN_OPTION, shohin_chat_set_options(chat, &options, &error));
+  options.describe_tools = 0;
+  CHECK(SHOHIN_OK, shohin_chat_set_options(chat, &options, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send(chat, message, SHOHIN_CSTR, &error));
+  while ((code = shohin_chat_next(chat, &piece, &error)) == SHOHIN_OK) {
+    for (size_t i = 0; i < piece.logprob_count; i++) {
+      const shohin_token_logprob *one = &piece.logprobs[i];
+      TRUE(one->chosen.logprob <= 0 && one->top_count == 2 && one->top[0].token == one->chosen.token);
+      TRUE(one->top[0].logprob == one->chosen.logprob && one->top[1].logprob <= one->top[0].logprob);
+      measured++;
+    }
+  }
+  CHECK(SHOHIN_DONE, code);
+  TRUE(measured > 3);
+  options.logprobs = SHOHIN_NO_LOGPROBS;
+
+  /* One of some texts; penalties; tools for a model whose template has none. */
+  options.format = SHOHIN_FORMAT_CHOICE;
+  TRUE(shohin_chat_set_options(chat, &options, &error) > SHOHIN_OTHER);
+  options.choice_count = 2;
+  CHECK(SHOHIN_NULL, shohin_chat_set_options(chat, &options, &error));
+  options.choices = choices;
+  CHECK(SHOHIN_OK, shohin_chat_set_options(chat, &options, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send(chat, message, SHOHIN_CSTR, &error));
+  pull(chat, &second);
+  TRUE(!strcmp(second.text, "moo") || !strcmp(second.text, "woof"));
+  options.format = SHOHIN_FORMAT_TEXT;
+  for (int i = 0; i < 2; i++) {
+    CHECK(SHOHIN_OK, shohin_chat_set_options(chat, &options, &error));
+    CHECK(SHOHIN_OK, shohin_chat_set_messages(chat, "[]", 2, &error));
+    CHECK(SHOHIN_OK, shohin_chat_send(chat, "Tell me a story.", SHOHIN_CSTR, &error));
+    pull(chat, i ? &second : &first);
+    options.presence_penalty = 2;
+    options.frequency_penalty = 2;
+  }
+  TRUE(strcmp(first.text, second.text));
+  options.presence_penalty = strtof("inf", NULL);
+  CHECK(SHOHIN_OK, shohin_chat_set_options(chat, &options, &error));
+  CHECK(SHOHIN_OPTION, shohin_chat_send(chat, message, SHOHIN_CSTR, &error));
+  options.presence_penalty = options.frequency_penalty = 0;
+  {
+    const shohin_text tool = {"{\"name\":\"moo\"}", SHOHIN_CSTR};
+    options.tools = &tool;
+    options.tool_count = 1;
+    options.tool_choice = "required";
+    options.tool_choice_len = SHOHIN_CSTR;
+    options.max_tokens = 200;
+    CHECK(SHOHIN_OK, shohin_chat_set_options(chat, &options, &error));
+    CHECK(SHOHIN_UNSUPPORTED, shohin_chat_send(chat, message, SHOHIN_CSTR, &error));
+    options.describe_tools = 1;
+    CHECK(SHOHIN_OK, shohin_chat_set_options(chat, &options, &error));
+    CHECK(SHOHIN_OK, shohin_chat_send(chat, message, SHOHIN_CSTR, &error));
+    len = 0;
+    while ((code = shohin_chat_next(chat, &piece, &error)) == SHOHIN_OK) {
+      for (size_t i = 0; i < piece.tool_call_count; i++, len++) TRUE(!strcmp(piece.tool_calls[i].name, "moo"));
+    }
+    CHECK(SHOHIN_DONE, code);
+    TRUE(len > 0);
+  }
+  CHECK(SHOHIN_OK, shohin_chat_free(chat));
+}
+
+/* Names of the Hub: nothing is downloaded here. */
+static void hub(void) {
+  shohin_model *model = NULL;
+  TRUE(!setenv("HF_HUB_OFFLINE", "1", 1) && !setenv("HF_HUB_CACHE", "/no/such/cache", 1));
+  CHECK(SHOHIN_HUB, shohin_model_load("hf:someone/cow/moo.gguf", SHOHIN_CSTR, NULL, &model, &error));
+  TRUE(strstr(error.message, "hf:someone/cow/moo.gguf"));
+  CHECK(SHOHIN_OPTION, shohin_model_load("hf:cow", SHOHIN_CSTR, NULL, &model, &error));
+  CHECK(SHOHIN_HUB, shohin_model_load("bonsai-1.7b", SHOHIN_CSTR, NULL, &model, &error));
+  TRUE(!model);
+}
+
 static void tools(const shohin_model *model, const char *path) {
   const shohin_text add = {"{\"name\": \"add\", \"parameters\": {\"type\": \"object\", \"properties\": "
                            "{\"a\": {\"type\": \"boolean\"}}, \"required\": [\"a\"]}}",
@@ -789,10 +984,12 @@ int main(int argc, char **argv) {
   loading(argv[1]);
   CHECK(SHOHIN_OK, shohin_model_load(argv[1], SHOHIN_CSTR, NULL, &model, &error));
   tokens(model, words);
+  requests(model, argv[3]);
   tools(model, argv[4]);
   adapters(argv[1], argv[4], argv[5]);
   lessons(model);
   if (argc == 7) teaching(argv[6], argv[2]);
+  hub();
   chats(model, argv[2], argv[3]);
   return 0;
 }

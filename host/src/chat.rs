@@ -153,6 +153,17 @@ impl Chat {
         Ok(Reply::new(Owner::Borrowed(self)))
     }
 
+    /// Replies to a whole conversation, which takes the place of this one, with options for this reply alone. Tokens that the
+    /// KV cache holds are not computed again.
+    ///
+    /// # Errors
+    /// As [`Chat::send`].
+    pub fn respond(&mut self, messages: Vec<ChatMessage>, options: &TurnOptions) -> Result<Reply<'_>> {
+        let Chat { model, sequence, conversation, .. } = self;
+        begin(model, sequence, conversation, Request::Respond(messages), options)?;
+        Ok(Reply::new(Owner::Borrowed(self)))
+    }
+
     /// Computes another reply to the last message.
     ///
     /// # Errors
@@ -193,12 +204,22 @@ impl Chat {
 
     fn begin(&mut self, request: Request) -> Result<()> {
         let Chat { model, sequence, conversation, options } = self;
-        let state = SessionState { position: sequence.position(), capacity: sequence.capacity() };
-        let held = model.with_chat_model(|chat| conversation.start(chat, state, request, options))?;
-        sequence.read_out(options.readout());
-        sequence.truncate(held)?;
-        Ok(())
+        begin(model, sequence, conversation, request, options)
     }
+}
+
+fn begin(
+    model: &Model,
+    sequence: &mut Speculating,
+    conversation: &mut Conversation,
+    request: Request,
+    options: &TurnOptions,
+) -> Result<()> {
+    let state = SessionState { position: sequence.position(), capacity: sequence.capacity() };
+    let held = model.with_chat_model(|chat| conversation.start(chat, state, request, options))?;
+    sequence.read_out(options.readout());
+    sequence.truncate(held)?;
+    Ok(())
 }
 
 /// A piece of a reply: a token and the text that is now certain.
@@ -422,6 +443,14 @@ impl<'c> Reply<'c> {
     /// How it ended; `None` before that, or after an error.
     pub fn finished(&self) -> Option<&Finish> {
         self.finish.as_ref()
+    }
+
+    /// The messages of the conversation; those of this reply only after its end.
+    pub fn messages(&self) -> &[ChatMessage] {
+        match &self.owner {
+            Owner::Borrowed(chat) => chat.messages(),
+            Owner::Owned(chat) => chat.messages(),
+        }
     }
 
     /// Token counts so far.

@@ -5,7 +5,7 @@ use crate::code::{Failure, Result, shohin_code};
 use crate::handle::{self, Handle, Kind};
 use crate::info::{shohin_chat, shohin_usage};
 use crate::model::Loaded;
-use crate::options::{SHOHIN_FORMAT_TEXT, SHOHIN_THINKING_OFF, shohin_chat_options};
+use crate::options::{SHOHIN_FORMAT_TEXT, SHOHIN_NO_LOGPROBS, SHOHIN_THINKING_OFF, shohin_chat_options};
 use crate::piece::{SHOHIN_NO_TOKEN, SHOHIN_REASON_NONE, reason, shohin_piece};
 use crate::storage::Bytes;
 use alloc::format;
@@ -62,8 +62,9 @@ impl Kind for Conversation {
 impl State {
     fn new(model: &Loaded, options: &shohin_chat_options) -> Result<State> {
         let plain = options.format == SHOHIN_FORMAT_TEXT && options.thinking == SHOHIN_THINKING_OFF;
-        if !plain || options.stop_count > 0 || options.tool_count > 0 {
-            let message = "this library has neither reasoning, formats of replies, stop texts nor tools";
+        let measured = options.logprobs != SHOHIN_NO_LOGPROBS;
+        if !plain || measured || options.stop_count > 0 || options.tool_count > 0 {
+            let message = "this library has neither reasoning, formats of replies, stop texts, tools nor log-probabilities";
             return Err(Failure::new(shohin_code::SHOHIN_UNSUPPORTED, message));
         }
         let context = model.context;

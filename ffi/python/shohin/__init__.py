@@ -5,6 +5,7 @@
     model = Model.load("sprout.gguf")
     for piece in model.chat().send("What does a cow say?"):
         print(piece, end="", flush=True)
+    print(model.chat().ask("What does a dog say?"))
 
 A model may be used by any number of threads, a chat by one at a time. Python's lock is released while the model computes.
 """
@@ -19,12 +20,22 @@ import operator
 import os
 import sys
 import threading
+import warnings
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float
 from ctypes import c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Callable, Iterable, Mapping, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Literal, Mapping, NamedTuple, Optional, Tuple
+from typing import TypeVar, Union, overload
 
-__all__ = ["Answer", "Chat", "Error", "Model", "Reply", "Step", "Taught", "version"]
+if TYPE_CHECKING:
+    import numpy
+
+__all__ = ["Answer", "Chat", "Error", "Logprob", "Model", "Reply", "Step", "Taught", "version"]
+
+#: A file or folder, or a name of the Hugging Face Hub.
+PathLike = Union[str, "os.PathLike[str]", "os.PathLike[bytes]"]
+#: A message in OpenAI's form, such as `{"role": "user", "content": "Hi!"}`.
+Message = Mapping[str, Any]
 
 _OK, _DONE, _SHORT_BUFFER = 0, 1, 5
 _KV_FORMATS = {None: 0, "f32": 1, "f16": 2, "q8": 3, "q4": 4, "fp8_e4m3": 5, "fp8_e5m2": 6}
@@ -33,8 +44,9 @@ _REASONS = {0: None, 1: "stop", 2: "length", 3: "context_full", 4: "cancelled"}
 _WHOLE, _LARGE = 2**32 - 1, 2**64 - 1
 #: The largest values of options that are whole numbers.
 _COUNTS = {"seed": _LARGE, "top_k": _WHOLE, "max_tokens": _WHOLE}
-_FLOATS = {"temperature", "top_p", "min_p", "repetition_penalty"}
 _FORMATS = {"json_object": 1, "json_schema": 2, "regex": 3, "grammar": 4}
+_CHOICE = 5
+_MOST_LOGPROBS = 20
 
 
 class _Error(ctypes.Structure):
@@ -47,6 +59,14 @@ class _Text(ctypes.Structure):
 
 class _ToolCall(ctypes.Structure):
     _fields_ = [("name", c_void_p), ("name_len", c_size_t), ("arguments", c_void_p), ("arguments_len", c_size_t)]
+
+
+class _Logprob(ctypes.Structure):
+    _fields_ = [("token", c_uint32), ("logprob", c_float)]
+
+
+class _TokenLogprob(ctypes.Structure):
+    _fields_ = [("chosen", _Logprob), ("top", POINTER(_Logprob)), ("top_count", c_size_t)]
 
 
 class _Adapter(ctypes.Structure):
@@ -106,6 +126,12 @@ class _ChatOptions(_Sized):
         ("tool_count", c_size_t),
         ("tool_choice", c_char_p),
         ("tool_choice_len", c_size_t),
+        ("presence_penalty", c_float),
+        ("frequency_penalty", c_float),
+        ("logprobs", c_int32),
+        ("describe_tools", c_int32),
+        ("choices", POINTER(_Text)),
+        ("choice_count", c_size_t),
     ]
 
 
@@ -120,6 +146,8 @@ class _Piece(_Sized):
         ("reason", c_int32),
         ("tool_calls", POINTER(_ToolCall)),
         ("tool_call_count", c_size_t),
+        ("logprobs", POINTER(_TokenLogprob)),
+        ("logprob_count", c_size_t),
     ]
 
 
@@ -191,12 +219,18 @@ def _load_library():
         "tokenize": [handle, *text, c_void_p, c_size_t, POINTER(c_size_t)],
         "detokenize": [handle, c_void_p, c_size_t, c_void_p, c_size_t, POINTER(c_size_t)],
         "embed": [handle, *text, c_void_p, c_size_t, POINTER(c_size_t)],
+        "embed_texts": [handle, POINTER(_Text), c_size_t, c_void_p, c_size_t, POINTER(c_size_t)],
         "logits": [handle, c_void_p, c_size_t, c_void_p, c_size_t, POINTER(c_size_t)],
         "chat_options_default": [POINTER(_ChatOptions), c_size_t],
         "chat_new": [handle, POINTER(_ChatOptions), out],
         "chat_set_options": [handle, POINTER(_ChatOptions)],
         "chat_system": [handle, *text],
         "chat_send": [handle, *text],
+        "chat_set_messages": [handle, *text],
+        "chat_get_messages": [handle, c_void_p, c_size_t, POINTER(c_size_t)],
+        "chat_send_messages": [handle, *text],
+        "chat_request": [handle, *text],
+        "chat_next_answer": [handle, POINTER(_View)],
         "chat_send_results": [handle, POINTER(_Text), c_size_t],
         "chat_retry": [handle],
         "chat_speculate": [handle, handle],
@@ -227,12 +261,12 @@ _library = _load_library()
 class Error(Exception):
     """A call failed; `code` is its stable name, such as "context_full"."""
 
-    def __init__(self, code, message):
+    def __init__(self, code: str, message: str):
         super().__init__(message)
         self.code = code
 
 
-def version():
+def version() -> str:
     """The library's version."""
     return _library.shohin_version().decode()
 
@@ -351,6 +385,50 @@ def _facts(facts):
     return array, len(facts)
 
 
+def _json(name, value):
+    try:
+        return _text(name, json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} has what JSON has not: {error}") from None
+
+
+def _messages(messages):
+    """A list of messages, of one or several."""
+    messages = [messages] if isinstance(messages, Mapping) else messages
+    if isinstance(messages, str):
+        raise TypeError(f"messages is {messages!r}, expected a list of messages such as {{'role': 'user', 'content': 'Hi!'}}")
+    found = [dict(message) if isinstance(message, Mapping) else message for message in messages]
+    for message in found:
+        if not isinstance(message, dict):
+            raise TypeError(f"a message is {message!r}, expected a dict such as {{'role': 'user', 'content': 'Hi!'}}")
+    return found
+
+
+def _format(format):
+    """The number of a format, and its text."""
+    if format is None:
+        return 0, ""
+    if hasattr(format, "model_json_schema"):
+        format = format.model_json_schema()
+    if isinstance(format, Mapping):
+        kind = format.get("type")
+        if kind == "text":
+            return 0, ""
+        if kind == "json_object":
+            return _FORMATS[kind], ""
+        if kind == "json_schema":
+            named = format.get("json_schema")
+            if not isinstance(named, Mapping) or "schema" not in named:
+                raise ValueError(f"format is {format!r}, expected a schema in its json_schema")
+            format = named["schema"]
+        return _FORMATS["json_schema"], _json("format", format)[0].decode()
+    pair = (format, "") if isinstance(format, str) else tuple(format)
+    if len(pair) != 2:
+        raise ValueError(f"format is {format!r}, expected a name, a dict, or a pair of a name and its text")
+    text = pair[1] if isinstance(pair[1], str) else _json("format", pair[1])[0].decode()
+    return _chosen("format", pair[0], _FORMATS), text
+
+
 def _chosen(name, value, choices):
     if value not in choices:
         known = ", ".join(str(choice) for choice in choices)
@@ -358,59 +436,141 @@ def _chosen(name, value, choices):
     return choices[value]
 
 
+class _Pointer(c_void_p):
+    """A handle of the library, which is freed with the last reference: a call that another thread makes holds one, too."""
+
+    _free = ""
+
+    def __del__(self):
+        if self.value and _library:
+            getattr(_library, self._free)(self)
+
+
+class _ModelPointer(_Pointer):
+    _free = "shohin_model_free"
+
+
+class _ChatPointer(_Pointer):
+    _free = "shohin_chat_free"
+
+
+class _TaughtPointer(_Pointer):
+    _free = "shohin_taught_free"
+
+
+_Self = TypeVar("_Self", bound="_Handle")
+
+
 class _Handle:
-    """Owns a handle of the library: a copy would free it, too."""
+    """Has a handle of the library, which is not copied."""
+
+    _pointer = None
+
+    @property
+    def _handle(self):
+        if self._pointer is None:
+            raise ValueError(f"the {type(self).__name__} is closed")
+        return self._pointer
+
+    def close(self) -> None:
+        """Frees its memory, once what still uses it has ended. It cannot be used any more."""
+        self._pointer = None
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
     def __reduce_ex__(self, protocol):
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled")
 
 
 class Model(_Handle):
-    """A loaded model."""
+    """A loaded model, which is freed by `close`, after a `with` block, or with the last reference."""
 
-    def __init__(self, handle):
-        self._handle = handle
+    def __init__(self, pointer, name=""):
+        self._pointer = pointer
+        self._name = name
 
-    def __del__(self):
-        if getattr(self, "_handle", None) and _library:
-            _library.shohin_model_free(self._handle)
-            self._handle = None
+    def __repr__(self):
+        if self._pointer is None:
+            return f"<Model {self._name}: closed>"
+        info = self.info
+        return f"<Model {self._name}: {info['weight_bytes'] / 1e6:.1f} MB, context {min(info['context'], info['max_context'])}>"
 
     @classmethod
-    def _load(cls, function, *arguments, threads=0, context=0, kv_format=None, device="best", adapters=()):
+    def _load(cls, name, function, *arguments, threads=0, context=0, kv_format=None, device="best", adapters=()):
         if isinstance(adapters, (str, bytes, os.PathLike)):
             raise TypeError(f"adapters is {adapters!r}, expected a list of adapters")
         adapters = list(adapters)
         # A model that takes adapters later runs on the CPU.
         device = "cpu" if adapters and device == "best" else device
-        options, handle = _LoadOptions(), c_void_p()
+        options, pointer = _LoadOptions(), _ModelPointer()
         _call("load_options_default", byref(options), ctypes.sizeof(options))
         options.threads = _whole("threads", threads, _WHOLE)
         options.context = _whole("context", context, _WHOLE)
         options.kv_format = _chosen("kv_format", kv_format, _KV_FORMATS)
         options.device = _chosen("device", device, _DEVICES)
-        _call(function, *arguments, byref(options), byref(handle))
-        model = cls(handle)
+        _call(function, *arguments, byref(options), byref(pointer))
+        model = cls(pointer, name)
+        longest = model.info["max_context"]
+        if options.context > longest:
+            text = f"context is {options.context}, and the longest that the model supports is {longest}: its chats have {longest} tokens"
+            warnings.warn(text, stacklevel=3)
         return model.adapted(*adapters) if adapters else model
 
     @classmethod
-    def load(cls, path, **options):
-        """Loads a GGUF file. Options: threads, context, kv_format ("f32", "f16", "q8", "q4",
-        "fp8_e4m3", "fp8_e5m2"), device ("cpu", "gpu"), adapters (a list, as for `adapted`)."""
-        return cls._load("model_load", *_path(path), **options)
+    def load(
+        cls,
+        path: PathLike,
+        *,
+        threads: int = 0,
+        context: int = 0,
+        kv_format: Optional[str] = None,
+        device: str = "best",
+        adapters: Iterable[Any] = (),
+    ) -> Model:
+        """Loads a GGUF file, a folder of Hugging Face, or a name of the Hub: "hf:OWNER/REPOSITORY/FILE", or "bonsai-1.7b" and others
+        that `shohin list --published` names, is downloaded unless it was before.
+
+        threads: 0 is one per core. context: of each chat in tokens; 0 is 4096, or less if the model supports less. kv_format: "f32",
+        "f16", "q8", "q4", "fp8_e4m3" or "fp8_e5m2". device: "cpu" or "gpu". adapters: a list, as for `adapted`.
+        """
+        options = dict(threads=threads, context=context, kv_format=kv_format, device=device, adapters=adapters)
+        return cls._load(os.fsdecode(path), "model_load", *_path(path), **options)
 
     @classmethod
-    def from_bytes(cls, data, **options):
-        """Loads a GGUF file that is in memory."""
+    def from_bytes(
+        cls,
+        data: Any,
+        *,
+        threads: int = 0,
+        context: int = 0,
+        kv_format: Optional[str] = None,
+        device: str = "best",
+        adapters: Iterable[Any] = (),
+    ) -> Model:
+        """Loads a GGUF file that is in memory, with options as for `load`."""
         if isinstance(data, int):
             raise TypeError(f"data is {data!r}, expected bytes")
         data = bytes(data)
-        return cls._load("model_load_memory", data, len(data), **options)
+        options = dict(threads=threads, context=context, kv_format=kv_format, device=device, adapters=adapters)
+        return cls._load("in memory", "model_load_memory", data, len(data), **options)
 
     @classmethod
-    def built_in(cls, **options):
-        """Loads the small model that is built into the library."""
-        return cls._load("model_load_built_in", **options)
+    def built_in(
+        cls,
+        *,
+        threads: int = 0,
+        context: int = 0,
+        kv_format: Optional[str] = None,
+        device: str = "best",
+        adapters: Iterable[Any] = (),
+    ) -> Model:
+        """Loads the small model that is built into the library, with options as for `load`."""
+        options = dict(threads=threads, context=context, kv_format=kv_format, device=device, adapters=adapters)
+        return cls._load("built in", "model_load_built_in", **options)
 
     def adapted(self, *adapters: _AdapterLike | tuple[_AdapterLike, float], scale: float = 1.0) -> Model:
         """The same model with adapters (LoRA), in addition to those that it has: paths of GGUF files, their bytes, or what
@@ -418,9 +578,9 @@ class Model(_Handle):
 
         Both models share the weights, and run side by side. This one must run on the CPU.
         """
-        handle = c_void_p()
-        _call("model_adapted", self._handle, *_adapters(adapters, scale), byref(handle))
-        return Model(handle)
+        pointer = _ModelPointer()
+        _call("model_adapted", self._handle, *_adapters(adapters, scale), byref(pointer))
+        return Model(pointer, f"{self._name} with adapters" if adapters else self._name)
 
     def teach(
         self,
@@ -446,7 +606,7 @@ class Model(_Handle):
         `on_step` is told each `Step`, and ends the teaching with False: what was learned so far is kept. An exception of `on_step`
         ends it, too, as does Ctrl-C once the steps have begun, and is raised here; then nothing is kept.
         """
-        options, handle = _TeachOptions(), c_void_p()
+        options, pointer = _TeachOptions(), _TaughtPointer()
         _call("teach_options_default", byref(options), ctypes.sizeof(options))
         options.seed = _whole("seed", seed, _LARGE)
         for option, value in [("steps", steps), ("rank", rank), ("rehearsals", rehearsals)]:
@@ -470,8 +630,8 @@ class Model(_Handle):
                 return 1
 
         try:
-            _call("teach", self._handle, *_facts(facts), byref(options), _OnStep(step), None, byref(handle))
-            taught = Taught(handle)
+            _call("teach", self._handle, *_facts(facts), byref(options), _OnStep(step), None, byref(pointer))
+            taught = Taught(pointer)
             if raised:
                 raise raised[0]
         finally:
@@ -480,31 +640,102 @@ class Model(_Handle):
         return taught
 
     @property
-    def info(self):
+    def info(self) -> Dict[str, int]:
         """Facts about the model, by name."""
         info = _ModelInfo()
         _call("model_get_info", self._handle, byref(info))
         return {name: getattr(info, name) for name, _ in info._fields_[1:]}
 
-    def tokenize(self, text):
+    def tokenize(self, text: str) -> List[int]:
         """The tokens of a text."""
         return _buffer("tokenize", c_uint32, 256, self._handle, *_text("text", text))
 
-    def detokenize(self, tokens):
+    def detokenize(self, tokens: Iterable[int]) -> str:
         """The text of tokens."""
         return _buffer("detokenize", c_char, 256, self._handle, *_tokens(tokens)).decode()
 
-    def embed(self, text):
-        """The embedding of a text, of length 1."""
-        return _buffer("embed", c_float, self.info["embedding_size"], self._handle, *_text("text", text))
+    @overload
+    def embed(self, text: str) -> List[float]: ...
 
-    def logits(self, tokens):
+    @overload
+    def embed(self, text: Iterable[str]) -> List[List[float]]: ...
+
+    def embed(self, text):
+        """The embedding of a text, of length 1; of several texts, a list of embeddings."""
+        size = self.info["embedding_size"]
+        if isinstance(text, str):
+            return _buffer("embed", c_float, size, self._handle, *_text("text", text))
+        texts = self._texts(text)
+        numbers = (c_float * (len(texts) * size))()
+        self._embed(texts, numbers, len(numbers))
+        return [numbers[at : at + size] for at in range(0, len(numbers), size)]
+
+    def embed_array(self, texts: Iterable[str]) -> numpy.ndarray:
+        """The embeddings of texts as a NumPy array of float32, one in each row. Needs NumPy."""
+        import numpy
+
+        texts = self._texts(texts)
+        vectors = numpy.empty((len(texts), self.info["embedding_size"]), numpy.float32)
+        self._embed(texts, vectors.ctypes.data, vectors.size)
+        return vectors
+
+    @staticmethod
+    def _texts(texts):
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise TypeError(f"texts is {texts!r}, expected a list of texts")
+        return list(texts)
+
+    def _embed(self, texts, numbers, room):
+        count = c_size_t()
+        _call("embed_texts", self._handle, *_texts("text", texts), numbers, room, byref(count))
+
+    def logits(self, tokens: Iterable[int]) -> List[float]:
         """The logits of the token after some tokens."""
         return _buffer("logits", c_float, self.info["vocab_size"], self._handle, *_tokens(tokens))
 
-    def chat(self, system=None, **options):
-        """Begins a conversation, with instructions and the options of `Chat.set_options`."""
-        return Chat(self, system, **options)
+    def chat(self, system: Optional[str] = None, *, messages: Iterable[Message] = (), **options: Any) -> Chat:
+        """Begins a conversation, with instructions and the options of `Chat.set_options`; or goes on from `messages` of another one,
+        in OpenAI's form."""
+        return Chat(self, system, messages=messages, **options)
+
+    @overload
+    def create_chat_completion(
+        self, messages: Iterable[Message], *, stream: Literal[False] = False, **fields: Any
+    ) -> Dict[str, Any]: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Iterable[Message], *, stream: Literal[True], **fields: Any
+    ) -> Iterator[Dict[str, Any]]: ...
+
+    def create_chat_completion(self, messages, *, stream=False, **fields):
+        """Answers a request of OpenAI's chat completions in one call; with `stream` the chunks of the answer.
+
+            answer = model.create_chat_completion([{"role": "user", "content": "Hi!"}], max_tokens=20)
+            print(answer["choices"][0]["message"]["content"])
+
+        Fields are those of OpenAI's API: max_tokens, temperature, top_p, presence_penalty, frequency_penalty, seed, stop, logprobs,
+        top_logprobs, tools, tool_choice, parallel_tool_calls, response_format, and so on. Others are an `Error`.
+        """
+        request = {"messages": list(messages), **fields}
+        if stream:
+            request["stream"] = True
+        chat = Chat(self)
+        chat._change("chat_request", *_json("request", request))
+        return _answers(chat) if stream else next(_answers(chat))
+
+
+def _answers(chat):
+    """The texts of an answer, read."""
+    answer, first = _View(), True
+    while True:
+        with chat._alone:
+            code = chat._compute(first, "chat_next_answer", byref(answer))
+            if code == _DONE:
+                return
+            found = json.loads(answer.copy())
+        first = False
+        yield found
 
 
 class Step(NamedTuple):
@@ -536,10 +767,10 @@ class Answer(NamedTuple):
 class Taught(_Handle):
     """What a model was taught."""
 
-    def __init__(self, handle):
-        self._handle = handle
+    def __init__(self, pointer):
+        self._pointer = pointer
         info = _TaughtInfo()
-        _call("taught_get_info", handle, byref(info))
+        _call("taught_get_info", pointer, byref(info))
         #: The adapter, bytes of a GGUF file.
         self.adapter: bytes = ctypes.string_at(info.adapter, info.adapter_len)
         #: Steps of the training.
@@ -557,12 +788,11 @@ class Taught(_Handle):
         #: To questions that were neither taught nor rehearsed, whose answers should be what they were.
         self.exam: list[Answer] = answers(info.exam, info.exam_count)
 
-    def __del__(self):
-        if getattr(self, "_handle", None) and _library:
-            _library.shohin_taught_free(self._handle)
-            self._handle = None
+    def __repr__(self):
+        right = sum(answer.right for answer in self.answers)
+        return f"<Taught: {right} of {len(self.answers)} facts learned in {self.steps} steps>"
 
-    def save(self, path: Union[str, os.PathLike]) -> None:
+    def save(self, path: PathLike) -> None:
         """Writes the adapter to a file, which only its owner can read if it is new."""
         _call("taught_save", self._handle, *_path(path))
 
@@ -595,22 +825,30 @@ class _Alone:
 class Chat(_Handle):
     """A conversation. It does one thing at a time: calls by other threads meanwhile raise `Error` "busy", except `interrupt`."""
 
-    def __init__(self, model, system=None, **options):
-        self._handle = c_void_p()
+    def __init__(self, model: Model, system: Optional[str] = None, *, messages: Iterable[Message] = (), **options: Any):
+        pointer = _ChatPointer()
         # The texts of a piece are valid until the next call, whichever thread makes it: a thread has the chat until it has copied them.
         self._alone = _Alone()
-        _call("chat_new", model._handle, None, byref(self._handle))
+        _call("chat_new", model._handle, None, byref(pointer))
+        self._pointer = pointer
         # The number of the reply in progress; the reply holds the chat, and not the chat the reply.
         self._turn = 0
         if options:
             self.set_options(**options)
         if system is not None:
             _call("chat_system", self._handle, *_text("system", system))
+        messages = _messages(messages)
+        if messages:
+            # The system's message is the first.
+            self.messages = self.messages + messages
 
-    def __del__(self):
-        if getattr(self, "_handle", None) and _library:
-            _library.shohin_chat_free(self._handle)
-            self._handle = None
+    def __repr__(self):
+        if self._pointer is None:
+            return "<Chat: closed>"
+        try:
+            return f"<Chat of {len(self.messages)} messages>"
+        except Error:
+            return "<Chat: in use>"
 
     def _change(self, function, *arguments):
         """A call that ends the reply in progress."""
@@ -619,130 +857,144 @@ class Chat(_Handle):
             _call(function, self._handle, *arguments)
             return self._turn
 
-    def set_options(self, format=None, thinking=False, stop=(), tools=(), tool_choice="auto", **options):
+    @property
+    def messages(self) -> List[Dict[str, Any]]:
+        """The messages so far, in OpenAI's form; set it to go on from others. A reply in progress is not among them."""
+        with self._alone:
+            return json.loads(_buffer("chat_get_messages", c_char, 1024, self._handle).decode())
+
+    @messages.setter
+    def messages(self, messages: Iterable[Message]) -> None:
+        self._change("chat_set_messages", *_json("messages", _messages(messages)))
+
+    def set_options(
+        self,
+        *,
+        seed: Optional[int] = None,
+        temperature: Optional[float] = None,
+        top_k: Optional[int] = None,
+        top_p: Optional[float] = None,
+        min_p: Optional[float] = None,
+        repetition_penalty: Optional[float] = None,
+        presence_penalty: Optional[float] = None,
+        frequency_penalty: Optional[float] = None,
+        max_tokens: Optional[int] = None,
+        stop: Union[str, Iterable[str]] = (),
+        format: Any = None,
+        choices: Optional[Iterable[str]] = None,
+        logprobs: Union[None, bool, int] = None,
+        thinking: Union[bool, int] = False,
+        tools: Iterable[Any] = (),
+        tool_choice: str = "auto",
+        describe_tools: bool = False,
+    ) -> None:
         """Sets the options of the next replies; others are the defaults.
 
-        seed, temperature, top_k, top_p, min_p, repetition_penalty, max_tokens; thinking is True, False or the most tokens
-        of reasoning; format is "json_object" or a pair of "json_schema", "regex" or "grammar" and its text; stop has texts that
-        end a reply; tools describes functions that the model may call, as in OpenAI's API; tool_choice is "auto", "required" or
-        the name of a function.
+        format: "json_object"; a dict, which is a JSON Schema or OpenAI's response_format; a class of Pydantic; or a pair of
+        "json_schema", "regex" or "grammar" and its text. choices: texts of which the reply is one. stop: texts that end a reply.
+        logprobs: True, or how many of the most likely tokens to measure beside the one that was chosen; see `Reply.logprobs`.
+        thinking: True, False, or the most tokens of reasoning. tools: functions that the model may call, as in OpenAI's API;
+        tool_choice: "auto", "required" or the name of a function; describe_tools: whether a model whose template has no tools gets
+        them described in the system message.
         """
         found = _ChatOptions()
         _call("chat_options_default", byref(found), ctypes.sizeof(found))
-        for name, value in options.items():
-            if name in _COUNTS:
+        numbers = dict(seed=seed, top_k=top_k, max_tokens=max_tokens)
+        for name, value in numbers.items():
+            if value is not None:
                 setattr(found, name, _whole(name, value, _COUNTS[name]))
-            elif name in _FLOATS:
+        numbers = dict(temperature=temperature, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty)
+        numbers.update(presence_penalty=presence_penalty, frequency_penalty=frequency_penalty)
+        for name, value in numbers.items():
+            if value is not None:
                 setattr(found, name, _float(name, value))
-            else:
-                raise TypeError(f"{name!r} is not an option of replies")
         # For the library -1 is as much as the model likes.
         found.thinking = -int(thinking) if isinstance(thinking, bool) else _whole("thinking", thinking, 2**31 - 1)
-        if format is not None:
-            pair = (format, "") if isinstance(format, str) else tuple(format)
-            if len(pair) != 2:
-                raise ValueError(f"format is {format!r}, expected a name, or a pair of a name and its text")
-            found.format = _chosen("format", pair[0], _FORMATS)
-            found.format_text, found.format_text_len = _text("format", pair[1])
-        found.stop, found.stop_count = _texts("stop", [stop] if isinstance(stop, str) else stop)
+        if logprobs is not None and logprobs is not False:
+            found.logprobs = 0 if logprobs is True else _whole("logprobs", logprobs, _MOST_LOGPROBS)
+        kind, text = _format(format)
+        found.format = kind
+        found.format_text, found.format_text_len = _text("format", text)
+        if choices is not None:
+            if kind:
+                raise ValueError("format and choices are both given, expected one of them")
+            found.format = _CHOICE
+            found.choices, found.choice_count = _texts("choice", _list("choices", choices))
+        found.stop, found.stop_count = _texts("stop", [stop] if isinstance(stop, str) else list(stop))
         descriptions = [tool if isinstance(tool, str) else json.dumps(tool) for tool in tools]
         found.tools, found.tool_count = _texts("tools", descriptions)
         found.tool_choice, found.tool_choice_len = _text("tool_choice", tool_choice)
+        found.describe_tools = bool(describe_tools)
         self._change("chat_set_options", byref(found))
 
-    def send(self, text):
-        """Sends a message; gives the pieces of the reply as they are computed. Leaving the loop keeps the text so far."""
-        return Reply(self, self._change("chat_send", *_text("text", text)))
+    def send(self, text: Union[str, Message, Iterable[Message]]) -> Reply:
+        """Sends a message, or several in OpenAI's form; gives the pieces of the reply as they are computed. Leaving the loop keeps the
+        text so far."""
+        if isinstance(text, str):
+            return Reply(self, self._change("chat_send", *_text("text", text)))
+        if not isinstance(text, (Mapping, Iterable)):
+            raise TypeError(f"text is {text!r}, expected a str, a message or a list of messages")
+        return Reply(self, self._change("chat_send_messages", *_json("messages", _messages(text))))
 
-    def send_results(self, results):
+    def ask(self, text: Union[str, Message, Iterable[Message]]) -> str:
+        """As `send`, with the whole reply as one text."""
+        return self.send(text).text()
+
+    def send_results(self, results: Iterable[str]) -> Reply:
         """Sends what the functions returned that the last reply called, one text for each call."""
         if isinstance(results, str):
             raise TypeError(f"results is {results!r}, expected one text for each call, in a list")
-        return Reply(self, self._change("chat_send_results", *_texts("results", results)))
+        return Reply(self, self._change("chat_send_results", *_texts("results", list(results))))
 
-    def retry(self):
+    def retry(self) -> Reply:
         """Another reply to the last message, in the place of the last one: the same unless the options have changed, such as the seed.
 
         A message whose reply ended before any text was not kept, and is the `Error` "argument": send it again.
         """
         return Reply(self, self._change("chat_retry"))
 
-    def speculate(self, draft=None):
+    def speculate(self, draft: Optional[Model] = None) -> None:
         """Decodes with guesses of a smaller model from now on, or of what was said before: the same replies, often faster.
 
         On a GPU, near ties may be decided otherwise.
         """
         self._change("chat_speculate", draft._handle if draft else None)
 
-    def interrupt(self):
+    def interrupt(self) -> None:
         """Ends the reply in progress, from any thread."""
         _call("chat_interrupt", self._handle)
 
-    def complete(self, tokens):
+    def complete(self, tokens: Iterable[int]) -> Reply:
         """Continues tokens, as `Model.tokenize` returns them, as plain text; the conversation stays as it is."""
         return Reply(self, self._change("chat_complete", *_tokens(tokens)))
 
     @property
-    def usage(self):
+    def usage(self) -> Dict[str, Union[int, float]]:
         """Token counts and times of the last reply, by name."""
         usage = _Usage()
         with self._alone:
             _call("chat_get_usage", self._handle, byref(usage))
         return {name: getattr(usage, name) for name, _ in usage._fields_[1:]}
 
-    def save(self, path):
+    def save(self, path: PathLike) -> None:
         """Writes the conversation to a file."""
         self._change("chat_save", *_path(path))
 
-    def open(self, path):
+    def open(self, path: PathLike) -> None:
         """Goes on with the conversation of a file."""
         self._change("chat_open", *_path(path))
 
+    def _compute(self, first, function, place):
+        """The code of a call that computes. The first one computes the prompt, which may take long: Ctrl-C ends it if another thread
+        computes."""
 
-class Reply:
-    """The pieces of a reply: an iterator of texts."""
-
-    def __init__(self, chat, turn):
-        self._chat, self._turn = chat, turn
-        self._begun = False
-        #: The model's reasoning so far.
-        self.reasoning = ""
-        #: Its function calls so far: pairs of a name and arguments, which are a JSON text.
-        self.tool_calls = []
-        #: Why it ended: "stop", "length", "context_full" or "cancelled"; None before.
-        self.reason = None
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        with self._chat._alone:
-            return self._next()
-
-    def _next(self):
-        # A later message has ended this reply.
-        if self._chat._turn != self._turn:
-            raise StopIteration
-        piece = _Piece()
-        while self._compute(piece) == _OK:
-            self.reasoning += ctypes.string_at(piece.reasoning, piece.reasoning_len).decode()
-            for call in piece.tool_calls[: piece.tool_call_count]:
-                name = ctypes.string_at(call.name, call.name_len).decode()
-                self.tool_calls.append((name, ctypes.string_at(call.arguments, call.arguments_len).decode()))
-            self.reason = _REASONS.get(piece.reason) or self.reason
-            if piece.text_len:
-                return ctypes.string_at(piece.text, piece.text_len).decode()
-        raise StopIteration
-
-    def _compute(self, piece):
-        """The code of `chat_next`. The first call computes the prompt, which may take long: Ctrl-C ends it if another thread computes."""
+        handle = self._handle
 
         def compute():
-            return _call("chat_next", self._chat._handle, byref(piece), allowed=[_DONE])
+            return _call(function, handle, place, allowed=[_DONE])
 
-        if self._begun or threading.current_thread() is not threading.main_thread():
+        if not first or threading.current_thread() is not threading.main_thread():
             return compute()
-        self._begun = True
         computing = concurrent.futures.Future()
         try:
             # Thread.start would wait for the thread, and might be what Ctrl-C ends.
@@ -754,10 +1006,10 @@ class Reply:
                     raise
             return compute() if computing.cancelled() else computing.result()
         except BaseException:
-            # Nothing else may use the chat and the piece before the other thread has ended.
+            # Nothing else may use the chat and the place before the other thread has ended.
             while not (computing.cancel() or computing.done()):
                 try:
-                    self._chat.interrupt()
+                    self.interrupt()
                     concurrent.futures.wait([computing])
                 except BaseException:
                     pass
@@ -766,7 +1018,68 @@ class Reply:
             # An error has this frame, and the future the error.
             del computing
 
-    def stop(self):
+
+class Logprob(NamedTuple):
+    """A token of a reply with the natural logarithm of its probability."""
+
+    token: int
+    logprob: float
+    #: The most likely tokens in its place, best first, with theirs.
+    top: List[Tuple[int, float]]
+
+
+class Reply:
+    """The pieces of a reply: an iterator of texts."""
+
+    def __init__(self, chat: Chat, turn: int):
+        self._chat, self._turn = chat, turn
+        self._begun = False
+        self._characters = 0
+        #: The model's reasoning so far.
+        self.reasoning: str = ""
+        #: Its function calls so far: pairs of a name and arguments, which are a JSON text.
+        self.tool_calls: List[Tuple[str, str]] = []
+        #: Its tokens so far with their log-probabilities, if the options ask for `logprobs`; none of those that a stop text cut off.
+        self.logprobs: List[Logprob] = []
+        #: Why it ended: "stop", "length", "context_full" or "cancelled"; None before.
+        self.reason: Optional[str] = None
+
+    def __repr__(self):
+        return f"<Reply: {self._characters} characters so far, {self.reason or 'in progress'}>"
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        with self._chat._alone:
+            return self._next()
+
+    def _next(self):
+        # A later message has ended this reply.
+        if self._chat._turn != self._turn:
+            raise StopIteration
+        piece = _Piece()
+        while self._compute(piece) == _OK:
+            for one in piece.logprobs[: piece.logprob_count]:
+                top = [(likely.token, likely.logprob) for likely in one.top[: one.top_count]]
+                self.logprobs.append(Logprob(one.chosen.token, one.chosen.logprob, top))
+            self.reasoning += ctypes.string_at(piece.reasoning, piece.reasoning_len).decode()
+            for call in piece.tool_calls[: piece.tool_call_count]:
+                name = ctypes.string_at(call.name, call.name_len).decode()
+                self.tool_calls.append((name, ctypes.string_at(call.arguments, call.arguments_len).decode()))
+            self.reason = _REASONS.get(piece.reason) or self.reason
+            if piece.text_len:
+                text = ctypes.string_at(piece.text, piece.text_len).decode()
+                self._characters += len(text)
+                return text
+        raise StopIteration
+
+    def _compute(self, piece):
+        """The code of `chat_next`."""
+        first, self._begun = not self._begun, True
+        return self._chat._compute(first, "chat_next", byref(piece))
+
+    def stop(self) -> None:
         """Ends the reply; text that was held back still follows. A signal handler may call it while its thread waits for a piece."""
         if self._chat._alone.is_mine():
             if self._chat._turn == self._turn:
@@ -776,6 +1089,6 @@ class Reply:
             if self._chat._turn == self._turn:
                 _call("chat_stop", self._chat._handle)
 
-    def text(self):
+    def text(self) -> str:
         """The rest of the reply as one text."""
         return "".join(self)
