@@ -16,5 +16,9 @@ let package = Package(
     name: "Shohin",
     platforms: [.iOS(.v17), .macOS(.v14)],
     products: [.library(name: "Shohin", targets: ["Shohin"])],
-    targets: [library, .target(name: "Shohin", dependencies: ["CShohin"])]
+    targets: [
+        library,
+        .target(name: "Shohin", dependencies: ["CShohin"]),
+        .testTarget(name: "ShohinTests", dependencies: ["Shohin"]),
+    ]
 )

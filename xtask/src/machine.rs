@@ -40,6 +40,8 @@ pub(crate) enum Need {
     SmolLm2,
     /// Kotlin's compiler, which needs [`JAVA`].
     Kotlin,
+    /// Swift's compiler, in a folder with a Debian of its own.
+    Swift,
 }
 
 /// A program installed by the operating system's package manager.
@@ -128,6 +130,13 @@ pub(crate) static VALGRIND: Program = Program {
     variable: "VALGRIND",
     debian: &["valgrind"],
     elsewhere: "install Valgrind (apt-get install valgrind)",
+};
+
+pub(crate) static DEBOOTSTRAP: Program = Program {
+    names: &["debootstrap"],
+    variable: "DEBOOTSTRAP",
+    debian: &["debootstrap"],
+    elsewhere: "install debootstrap (apt-get install debootstrap)",
 };
 
 pub(crate) static PYTHON: Program = Program {
@@ -301,6 +310,11 @@ impl Machine {
     /// The directory of Kotlin's compiler, once [`Need::Kotlin`] is met.
     pub(crate) fn kotlinc(&self) -> PathBuf {
         self.tools().join("kotlin/node_modules/kotlin-compiler")
+    }
+
+    /// The folder with a Debian that has Swift's compiler, once [`Need::Swift`] is met.
+    pub(crate) fn swift(&self) -> PathBuf {
+        self.tools().join("swift")
     }
 
     /// The directory of tools installed for this repository only.

@@ -102,6 +102,8 @@ Commands:
       --schedules N schedules of the pool's threads (default 16)
   package       pack the crates and the npm package into a folder, with checksums, and chat from what is packed
       --out DIR     that folder
+  swift         install Swift's compiler in target/tools (on Debian, as root), and build and test the Swift package (part of the
+                suite `swift` with --thorough)
   wasm-pack     build and test the WebAssembly module with wasm-pack, in Node and browsers (wasm/README.md)
   pictures      make the README's pictures: the chat page answering, and a recording of the terminal
   emulate FILE  run a static Linux program for x86-64 on an emulated processor with AMX (suite `amx` installs it)
@@ -351,6 +353,10 @@ fn command(args: &[String]) -> Result<bool> {
                 release::run(&mut Machine::new()?, out.as_ref()).map(|()| true)
             }
             _ => Err("package expects --out DIR".into()),
+        },
+        "swift" => match args.next() {
+            None => suite::swift(&mut Machine::new()?).map(|_| true),
+            Some(arg) => unknown(arg),
         },
         "wasm-pack" => match args.next() {
             None => wasm_pack::run(&mut Machine::new()?).map(|()| true),

@@ -201,6 +201,19 @@ const SMOLLM2: &str = "SHOHIN_SMOLLM2";
 /// The environment variable that multiplies the number of mutations.
 const FUZZ_TIMES: &str = "SHOHIN_FUZZ_TIMES";
 
+/// The environment variable that names the folder with a Debian that has Swift's compiler.
+const SWIFT_ROOT: &str = "SHOHIN_SWIFT_ROOT";
+
+/// Installs Swift's compiler, and builds and tests the Swift package.
+pub(crate) fn swift(m: &mut Machine) -> Result<Tally> {
+    m.prepare(&[Need::Swift]);
+    if let Some(why) = m.absent(Need::Swift) {
+        return Err(why.into());
+    }
+    let tests = m.cargo().args(TEST).packages(&[FFI]).args("--test swift -- --nocapture ffi_swift_tests");
+    tests.env(SWIFT_ROOT, m.swift()).tests()
+}
+
 /// What the suite `fuzz` takes of one core, and with `--thorough`.
 const FUZZ_SECONDS: [f64; 2] = [60.0, 300.0];
 
@@ -457,13 +470,21 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "swift",
-        about: "the Swift package against the C header, in clang; the library compiles for iOS",
+        about: "the Swift package against the C header, in clang (with --thorough also its tests); the library compiles for iOS",
         budget: 10,
         needs: &[Need::Program(&CLANG), Need::Target(IOS)],
         unfit: || (!cfg!(unix)).then(|| "requires a Unix system".into()),
         run: |m| {
             let tests = m.cargo().args(TEST).packages(&[FFI]).args("--test swift");
-            let tally = tests.env("CLANGXX", m.program(&CLANG)?).tests()?;
+            let mut tests = tests.env("CLANGXX", m.program(&CLANG)?);
+            if m.thorough {
+                m.prepare(&[Need::Swift]);
+                match m.absent(Need::Swift) {
+                    None => tests = tests.env(SWIFT_ROOT, m.swift()),
+                    Some(why) => println!("xtask: the Swift package is not compiled: {why}"),
+                }
+            }
+            let tally = tests.tests()?;
             let check = m.cargo_for(IOS).args(FOR_PHONES).arg(IOS);
             check.packages(&[FFI]).env("RUSTFLAGS", "-Dwarnings").run()?;
             Ok(tally)

@@ -13,10 +13,13 @@ public enum ReplyFormat: Sendable {
     case regex(String)
     /// A text of a grammar in GBNF.
     case grammar(String)
+    /// One of these texts.
+    case choice([String])
 
     fileprivate var c: (Int32, String) {
         switch self {
         case .text: (SHOHIN_FORMAT_TEXT, "")
+        case .choice: (SHOHIN_FORMAT_CHOICE, "")
         case .jsonObject: (SHOHIN_FORMAT_JSON_OBJECT, "")
         case .jsonSchema(let schema): (SHOHIN_FORMAT_JSON_SCHEMA, schema)
         case .regex(let expression): (SHOHIN_FORMAT_REGEX, expression)
@@ -55,6 +58,12 @@ public struct ChatOptions: Sendable {
     public var minP: Float?
     /// Over 1, makes the last 64 tokens less likely.
     public var repetitionPenalty: Float?
+    /// Subtracted from the logits of tokens that occurred among the last 64.
+    public var presencePenalty: Float?
+    /// Subtracted from them for each time that they occurred.
+    public var frequencyPenalty: Float?
+    /// How many of the most likely tokens, 0 to 20, are measured beside the one that was chosen; `nil`: none is.
+    public var logprobs: UInt8?
     /// Of a reply; 0: only the context limits it.
     public var maxTokens: UInt32 = 0
     public var thinking = Thinking.off
@@ -65,6 +74,8 @@ public struct ChatOptions: Sendable {
     public var tools: [String] = []
     /// `auto`, `required`, or the name of the function that must be called.
     public var toolChoice = "auto"
+    /// Whether a model whose template has no tools gets them described in the system message; otherwise they are an error with it.
+    public var describeTools = false
 
     public init() {}
 
@@ -79,6 +90,10 @@ public struct ChatOptions: Sendable {
         options.top_p = topP ?? options.top_p
         options.min_p = minP ?? options.min_p
         options.repetition_penalty = repetitionPenalty ?? options.repetition_penalty
+        options.presence_penalty = presencePenalty ?? options.presence_penalty
+        options.frequency_penalty = frequencyPenalty ?? options.frequency_penalty
+        options.logprobs = logprobs.map { Int32($0) } ?? SHOHIN_NO_LOGPROBS
+        options.describe_tools = describeTools ? 1 : 0
         options.max_tokens = maxTokens
         options.thinking = thinking.c
         let texts = Texts()
@@ -87,6 +102,10 @@ public struct ChatOptions: Sendable {
         options.format = format
         options.format_text = form.text
         options.format_text_len = form.len
+        if case .choice(let choices) = self.format {
+            options.choices = texts.add(choices)
+            options.choice_count = choices.count
+        }
         options.stop = texts.add(stop)
         options.stop_count = stop.count
         options.tools = texts.add(tools)
@@ -102,6 +121,23 @@ public struct ToolCall: Sendable, Equatable {
     public let name: String
     /// A JSON text.
     public let arguments: String
+}
+
+/// A token and the natural logarithm of its probability.
+public struct Logprob: Sendable, Equatable {
+    public let token: UInt32
+    public let logprob: Float
+
+    fileprivate init(_ c: shohin_logprob) {
+        token = c.token
+        logprob = c.logprob
+    }
+}
+
+/// A token of a reply, and the most likely ones in its place, best first.
+public struct TokenLogprob: Sendable, Equatable {
+    public let chosen: Logprob
+    public let top: [Logprob]
 }
 
 /// Why a reply ended.
@@ -127,6 +163,8 @@ public struct Piece: Sendable {
     public let reason: EndReason?
     /// Calls that are now complete; answer them with `Chat.reply(toResults:)`.
     public let toolCalls: [ToolCall]
+    /// Tokens whose text is now complete, if the options ask for `logprobs`; none of those that a stop text cut off.
+    public let logprobs: [TokenLogprob]
 
     fileprivate init(_ piece: shohin_piece) {
         func string(_ start: UnsafePointer<CChar>?, _ count: Int) -> String {
@@ -138,6 +176,11 @@ public struct Piece: Sendable {
         reason = EndReason(rawValue: piece.reason)
         toolCalls = UnsafeBufferPointer(start: piece.tool_calls, count: piece.tool_call_count).map {
             ToolCall(name: string($0.name, $0.name_len), arguments: string($0.arguments, $0.arguments_len))
+        }
+        logprobs = UnsafeBufferPointer(start: piece.logprobs, count: piece.logprob_count).map {
+            TokenLogprob(
+                chosen: Logprob($0.chosen),
+                top: UnsafeBufferPointer(start: $0.top, count: $0.top_count).map { Logprob($0) })
         }
     }
 }
@@ -163,7 +206,7 @@ public struct Usage: Sendable {
 /// It computes on a queue of its own, one thing after the other: what is asked for during a reply waits for its end.
 public actor Chat {
     private let handle: ChatHandle
-    private let queue = DispatchSerialQueue(label: "rs.shohin.chat", qos: .userInitiated)
+    private let queue = ChatQueue()
 
     public nonisolated var unownedExecutor: UnownedSerialExecutor { queue.asUnownedSerialExecutor() }
 
@@ -189,11 +232,33 @@ public actor Chat {
         }
     }
 
+    /// Sends a message; the whole reply as one text. Cancelling the task stops it, and gives its text so far.
+    public nonisolated func ask(_ text: String) async throws -> String {
+        var reply = ""
+        for try await piece in send(text) { reply += piece }
+        return reply
+    }
+
     /// As `send`, with everything that a piece has.
     public nonisolated func reply(to text: String) -> AsyncThrowingStream<Piece, any Error> {
         stream({ $0 }) { chat, error in
             withText(text) { shohin_chat_send(chat, $0, $1, error) }
         }
+    }
+
+    /// Sends messages: a JSON text, an array as in OpenAI's API.
+    public nonisolated func reply(toMessages messages: String) -> AsyncThrowingStream<Piece, any Error> {
+        stream({ $0 }) { chat, error in
+            withText(messages) { shohin_chat_send_messages(chat, $0, $1, error) }
+        }
+    }
+
+    /// The answer to a request in the form of OpenAI's chat completions, a JSON text: the whole of it, or with `"stream": true` its
+    /// chunks. The messages of the request take the place of those of the chat, whose options stay as they are.
+    public nonisolated func answer(to request: String) -> AsyncThrowingStream<String, any Error> {
+        computed(
+            { chat, error in withText(request) { shohin_chat_request(chat, $0, $1, error) } },
+            { try nextAnswer($0) })
     }
 
     /// Sends what the functions returned that the last reply called, one text for each call.
@@ -230,6 +295,21 @@ public actor Chat {
     public func setSystem(_ text: String) throws {
         try withText(text) { start, count in
             try check { shohin_chat_system(handle.pointer, start, count, $0) }
+        }
+    }
+
+    /// The messages so far: a JSON text, an array as in OpenAI's API.
+    public var messages: String {
+        get throws {
+            let bytes = try filled(1024, CChar(0)) { shohin_chat_get_messages(handle.pointer, $0, $1, $2, $3) }
+            return String(decoding: bytes.map { UInt8(bitPattern: $0) }, as: UTF8.self)
+        }
+    }
+
+    /// Starts over with the messages of another conversation, in the same form.
+    public func setMessages(_ messages: String) throws {
+        try withText(messages) { start, count in
+            try check { shohin_chat_set_messages(handle.pointer, start, count, $0) }
         }
     }
 
@@ -272,13 +352,27 @@ public actor Chat {
     private nonisolated func stream<Element: Sendable>(
         _ element: @escaping @Sendable (Piece) -> Element?, _ begin: @escaping Begin
     ) -> AsyncThrowingStream<Element, any Error> {
+        computed(begin) { chat in
+            while let piece = try nextPiece(chat) {
+                if let element = element(piece) { return element }
+            }
+            return nil
+        }
+    }
+
+    /// A stream of what `next` computes until it is `nil`.
+    private nonisolated func computed<Element: Sendable>(
+        _ begin: @escaping Begin, _ next: @escaping @Sendable (OpaquePointer) throws -> Element?
+    ) -> AsyncThrowingStream<Element, any Error> {
         AsyncThrowingStream { continuation in
             let turn = Turn(handle)
             continuation.onTermination = { _ in turn.cancel() }
             Task {
                 do {
-                    try await run(turn, begin) { piece in
-                        if let element = element(piece) { continuation.yield(element) }
+                    try await run(turn, begin) {
+                        guard let element = try next($0) else { return false }
+                        continuation.yield(element)
+                        return true
                     }
                     continuation.finish()
                 } catch {
@@ -289,18 +383,47 @@ public actor Chat {
     }
 
     /// Computes a reply. It does not suspend, so that no other call comes in between.
-    private func run(_ turn: Turn, _ begin: Begin, _ yield: @Sendable (Piece) -> Void) throws {
+    private func run(
+        _ turn: Turn, _ begin: Begin, _ next: @Sendable (OpaquePointer) throws -> Bool
+    ) throws {
         guard turn.start() else { return }
         defer { turn.end() }
         try check { begin(handle.pointer, $0) }
         while !turn.isCancelled {
-            var piece = shohin_piece()
-            piece.size = MemoryLayout<shohin_piece>.size
-            let code = try check { shohin_chat_next(handle.pointer, &piece, $0) }
-            if code == SHOHIN_DONE { return }
-            yield(Piece(piece))
+            if try !next(handle.pointer) { return }
         }
         try check { shohin_chat_stop(handle.pointer, $0) }
+    }
+}
+
+/// The next piece of a chat's reply; `nil` after the last one.
+private func nextPiece(_ chat: OpaquePointer) throws -> Piece? {
+    var piece = shohin_piece()
+    piece.size = MemoryLayout<shohin_piece>.size
+    let code = try check { shohin_chat_next(chat, &piece, $0) }
+    return code == SHOHIN_DONE ? nil : Piece(piece)
+}
+
+/// The next text of a chat's answer; `nil` after the last one.
+private func nextAnswer(_ chat: OpaquePointer) throws -> String? {
+    var answer = shohin_text()
+    let code = try check { shohin_chat_next_answer(chat, &answer, $0) }
+    if code == SHOHIN_DONE { return nil }
+    return String(decoding: UnsafeRawBufferPointer(start: answer.text, count: answer.len), as: UTF8.self)
+}
+
+/// Runs the jobs of a chat one after the other, on a thread that may wait. (On Apple's systems alone a `DispatchSerialQueue` does that by
+/// itself.)
+private final class ChatQueue: SerialExecutor {
+    private let queue = DispatchQueue(label: "rs.shohin.chat", qos: .userInitiated)
+
+    func enqueue(_ job: consuming ExecutorJob) {
+        let job = UnownedJob(job)
+        queue.async { job.runSynchronously(on: self.asUnownedSerialExecutor()) }
+    }
+
+    func asUnownedSerialExecutor() -> UnownedSerialExecutor {
+        UnownedSerialExecutor(ordinary: self)
     }
 }
 

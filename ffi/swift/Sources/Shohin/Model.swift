@@ -144,6 +144,17 @@ public final class Model: @unchecked Sendable {
         }
     }
 
+    /// Loads a model by its path, or by a name of the Hugging Face Hub, `hf:OWNER/REPOSITORY/FILE`, which is downloaded unless it was
+    /// before. The framework for phones has no downloads, and names are the error `unsupported` there.
+    public static func load(named name: String, options: LoadOptions = LoadOptions()) async throws -> Model {
+        try await computing {
+            try make { model, error in
+                var options = options.c
+                return withText(name) { shohin_model_load($0, $1, &options, model, error) }
+            }
+        }
+    }
+
     /// Loads a GGUF file that is in memory. The bytes are copied.
     public static func load(_ data: Data, options: LoadOptions = LoadOptions()) async throws -> Model {
         try await computing {
@@ -221,6 +232,21 @@ public final class Model: @unchecked Sendable {
             try withText(text) { start, count in
                 try filled(info.embeddingSize, Float(0)) { shohin_embed(pointer, start, count, $0, $1, $2, $3) }
             }
+        }
+    }
+
+    /// The embeddings of several texts.
+    public func embed(_ texts: [String]) async throws -> [[Float]] {
+        try await computing { [self] in
+            let size = info.embeddingSize
+            let c = Texts()
+            let all = c.add(texts)
+            let numbers = try withExtendedLifetime(c) {
+                try filled(size * texts.count, Float(0)) {
+                    shohin_embed_texts(pointer, all, texts.count, $0, $1, $2, $3)
+                }
+            }
+            return texts.indices.map { Array(numbers[$0 * size..<($0 + 1) * size]) }
         }
     }
 
