@@ -10,6 +10,7 @@ use jni::objects::{
 use jni::sys::{jfloat, jint, jlong};
 use jni::{Env, EnvUnowned};
 use shohin_ffi::adapter::*;
+use shohin_ffi::answer::*;
 use shohin_ffi::argument::shohin_text;
 use shohin_ffi::calls::*;
 use shohin_ffi::chat::*;
@@ -310,6 +311,30 @@ extern "system" fn Java_rs_shohin_Native_embed<'l>(
     })
 }
 
+/// `external fun embedTexts(model: Long, texts: ByteArray, lengths: IntArray): FloatArray`, one vector after the other
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_embedTexts<'l>(
+    env: EnvUnowned<'l>,
+    _: JClass<'l>,
+    model: jlong,
+    texts: JByteArray<'l>,
+    lengths: JIntArray<'l>,
+) -> JFloatArray<'l> {
+    native(env, |env| {
+        let texts = Texts::new(env, &texts, &lengths)?;
+        let texts = texts.array();
+        let expected = model_info(model)?.embedding_size.saturating_mul(texts.len());
+        let vectors = filled(expected, |vectors, capacity, len, error| {
+            // SAFETY: the handle is open; the variables above.
+            unsafe {
+                let model = self::model(model);
+                shohin_embed_texts(model, texts.as_ptr(), texts.len(), vectors, capacity, len, error)
+            }
+        })?;
+        array(env, &vectors)
+    })
+}
+
 /// `external fun logits(model: Long, tokens: IntArray): FloatArray`
 #[unsafe(no_mangle)]
 extern "system" fn Java_rs_shohin_Native_logits<'l>(
@@ -373,7 +398,8 @@ extern "system" fn Java_rs_shohin_Native_chatFree<'l>(_: EnvUnowned<'l>, _: JCla
 
 /// `external fun chatSetOptions(chat: Long, seed: Long, temperature: Float, topK: Int, topP: Float, minP: Float,
 /// repetitionPenalty: Float, maxTokens: Int, thinking: Int, format: Int, formatText: ByteArray, stop: ByteArray,
-/// stopLengths: IntArray, tools: ByteArray, toolLengths: IntArray, toolChoice: ByteArray)`
+/// stopLengths: IntArray, tools: ByteArray, toolLengths: IntArray, toolChoice: ByteArray, presencePenalty: Float,
+/// frequencyPenalty: Float, logprobs: Int, describeTools: Int, choices: ByteArray, choiceLengths: IntArray)`
 #[unsafe(no_mangle)]
 extern "system" fn Java_rs_shohin_Native_chatSetOptions<'l>(
     env: EnvUnowned<'l>,
@@ -394,12 +420,19 @@ extern "system" fn Java_rs_shohin_Native_chatSetOptions<'l>(
     tools: JByteArray<'l>,
     tool_lengths: JIntArray<'l>,
     tool_choice: JByteArray<'l>,
+    presence_penalty: jfloat,
+    frequency_penalty: jfloat,
+    logprobs: jint,
+    describe_tools: jint,
+    choices: JByteArray<'l>,
+    choice_lengths: JIntArray<'l>,
 ) {
     native(env, |env| {
         let (format_text, tool_choice) =
             (env.convert_byte_array(format_text)?, env.convert_byte_array(tool_choice)?);
         let (stop, tools) = (Texts::new(env, &stop, &stop_lengths)?, Texts::new(env, &tools, &tool_lengths)?);
-        let (stop, tools) = (stop.array(), tools.array());
+        let choices = Texts::new(env, &choices, &choice_lengths)?;
+        let (stop, tools, choices) = (stop.array(), tools.array(), choices.array());
         let options = shohin_chat_options {
             seed: seed.cast_unsigned(),
             temperature,
@@ -418,6 +451,12 @@ extern "system" fn Java_rs_shohin_Native_chatSetOptions<'l>(
             tool_count: tools.len(),
             tool_choice: tool_choice.as_ptr().cast(),
             tool_choice_len: tool_choice.len(),
+            presence_penalty,
+            frequency_penalty,
+            logprobs,
+            describe_tools,
+            choices: choices.as_ptr(),
+            choice_count: choices.len(),
             ..Default::default()
         };
         // SAFETY: the handle is open; the variables above.
@@ -461,6 +500,75 @@ extern "system" fn Java_rs_shohin_Native_chatSend<'l>(
     text: JByteArray<'l>,
 ) {
     with_text(env, chat, text, shohin_chat_send);
+}
+
+/// `external fun chatSetMessages(chat: Long, messages: ByteArray)`
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_chatSetMessages<'l>(
+    env: EnvUnowned<'l>,
+    _: JClass<'l>,
+    chat: jlong,
+    messages: JByteArray<'l>,
+) {
+    with_text(env, chat, messages, shohin_chat_set_messages);
+}
+
+/// `external fun chatMessages(chat: Long): ByteArray`
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_chatMessages<'l>(
+    env: EnvUnowned<'l>,
+    _: JClass<'l>,
+    chat: jlong,
+) -> JByteArray<'l> {
+    native(env, |env| {
+        let messages = filled::<u8>(1024, |messages, capacity, len, error| {
+            // SAFETY: the handle is open; the variables above.
+            unsafe { shohin_chat_get_messages(self::chat(chat), messages.cast(), capacity, len, error) }
+        })?;
+        Ok(env.byte_array_from_slice(&messages)?)
+    })
+}
+
+/// `external fun chatSendMessages(chat: Long, messages: ByteArray)`
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_chatSendMessages<'l>(
+    env: EnvUnowned<'l>,
+    _: JClass<'l>,
+    chat: jlong,
+    messages: JByteArray<'l>,
+) {
+    with_text(env, chat, messages, shohin_chat_send_messages);
+}
+
+/// `external fun chatRequest(chat: Long, request: ByteArray)`
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_chatRequest<'l>(
+    env: EnvUnowned<'l>,
+    _: JClass<'l>,
+    chat: jlong,
+    request: JByteArray<'l>,
+) {
+    with_text(env, chat, request, shohin_chat_request);
+}
+
+/// `external fun chatNextAnswer(chat: Long): ByteArray?`
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_chatNextAnswer<'l>(
+    env: EnvUnowned<'l>,
+    _: JClass<'l>,
+    chat: jlong,
+) -> JByteArray<'l> {
+    native(env, |env| {
+        let mut answer = shohin_text { text: ptr::null(), len: 0 };
+        // SAFETY: the handle is open; the variable above.
+        let code = call(|error| unsafe { shohin_chat_next_answer(self::chat(chat), &mut answer, error) })?;
+        if code == shohin_code::SHOHIN_DONE {
+            return Ok(JByteArray::default());
+        }
+        // SAFETY: the text is valid until the next call for its chat.
+        let text = unsafe { std::slice::from_raw_parts(answer.text.cast::<u8>(), answer.len) };
+        Ok(env.byte_array_from_slice(text)?)
+    })
 }
 
 /// `external fun chatSendResults(chat: Long, results: ByteArray, lengths: IntArray)`
@@ -526,8 +634,27 @@ extern "system" fn Java_rs_shohin_Native_chatComplete<'l>(
     });
 }
 
-/// `external fun chatNext(chat: Long, numbers: IntArray): ByteArray?`: the text, the reasoning, and the names and arguments of
-/// calls, each with a NUL at its end; the lengths of the first two, the token and the reason are written to `numbers`
+/// The log-probabilities of a piece: for each token it and its log-probability, then the number of the most likely ones and those, each
+/// number in four bytes, the least significant first.
+fn logprobs(piece: &shohin_piece) -> Vec<u8> {
+    let pair = |one: &shohin_logprob| [one.token.to_le_bytes(), one.logprob.to_le_bytes()].concat();
+    let mut all = Vec::new();
+    for i in 0..piece.logprob_count {
+        // SAFETY: the piece is valid until the next call for its chat, and has so many.
+        let one = unsafe { &*piece.logprobs.add(i) };
+        all.extend(pair(&one.chosen));
+        all.extend((one.top_count as jint).to_le_bytes());
+        for i in 0..one.top_count {
+            // SAFETY: the same.
+            all.extend(pair(unsafe { &*one.top.add(i) }));
+        }
+    }
+    all
+}
+
+/// `external fun chatNext(chat: Long, numbers: IntArray): ByteArray?`: the text, the reasoning, the names and arguments of
+/// calls, each with a NUL at its end, and log-probabilities; the lengths of the first two and of the last, the token and the reason are
+/// written to `numbers`
 #[unsafe(no_mangle)]
 extern "system" fn Java_rs_shohin_Native_chatNext<'l>(
     env: EnvUnowned<'l>,
@@ -553,8 +680,10 @@ extern "system" fn Java_rs_shohin_Native_chatNext<'l>(
             all.extend_from_slice(bytes(call.name, call.name_len + 1));
             all.extend_from_slice(bytes(call.arguments, call.arguments_len + 1));
         }
-        let lengths = [piece.text_len as jint, piece.reasoning_len as jint, piece.token, piece.reason];
-        numbers.set_region(env, 0, &lengths)?;
+        let logprobs = logprobs(&piece);
+        all.extend_from_slice(&logprobs);
+        let lengths = [piece.text_len, piece.reasoning_len, logprobs.len()].map(|len| len as jint);
+        numbers.set_region(env, 0, &[lengths[0], lengths[1], piece.token, piece.reason, lengths[2]])?;
         Ok(env.byte_array_from_slice(&all)?)
     })
 }

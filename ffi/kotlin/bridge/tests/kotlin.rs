@@ -92,6 +92,6 @@ fn ffi_kotlin_package() {
     };
     let report = program("rs.shohin.PackageTestKt");
     // -Xcheck:jni prints warnings.
-    assert!(!report.contains("WARNING") && report.contains("17 tests passed"), "{report}");
+    assert!(!report.contains("WARNING") && report.contains("19 tests passed"), "{report}");
     assert_eq!(program("ReadmeKt"), default + "\n");
 }

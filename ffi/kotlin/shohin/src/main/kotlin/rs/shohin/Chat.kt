@@ -1,5 +1,7 @@
 package rs.shohin
 
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.awaitCancellation
 import kotlinx.coroutines.channels.Channel
@@ -31,6 +33,9 @@ public sealed class ReplyFormat(internal val number: Int, internal val text: Str
 
     /** A text of a grammar in GBNF. */
     public data class Grammar(val grammar: String) : ReplyFormat(4, grammar)
+
+    /** One of these texts. */
+    public data class Choice(val choices: List<String>) : ReplyFormat(5, "")
 }
 
 /** Whether a model may reason before it answers. */
@@ -71,6 +76,10 @@ private object Defaults {
  * @property stop texts that end a reply, and are not part of it
  * @property tools functions that the model may call, each described by a JSON text as in OpenAI's `tools`
  * @property toolChoice `auto`, `required`, or the name of the function that must be called
+ * @property describeTools whether a model whose template has no tools gets them described in the system message; otherwise they are an error with it
+ * @property presencePenalty subtracted from the logits of tokens that occurred among the last 64
+ * @property frequencyPenalty subtracted from them for each time that they occurred
+ * @property logprobs how many of the most likely tokens, 0 to 20, are measured beside the one that was chosen; null: none is
  */
 public data class ChatOptions(
     val seed: Long = Defaults.seed,
@@ -85,8 +94,13 @@ public data class ChatOptions(
     val stop: List<String> = emptyList(),
     val tools: List<String> = emptyList(),
     val toolChoice: String = "auto",
+    val describeTools: Boolean = false,
+    val presencePenalty: Float = 0f,
+    val frequencyPenalty: Float = 0f,
+    val logprobs: Int? = null,
 ) {
     init {
+        notNegative("logprobs", logprobs ?: 0)
         notNegative("topK", topK)
         notNegative("maxTokens", maxTokens)
     }
@@ -114,6 +128,16 @@ public enum class EndReason {
  */
 public data class ToolCall(val name: String, val arguments: String)
 
+/** A token and the natural logarithm of its probability. */
+public data class Logprob(val token: Int, val logprob: Float)
+
+/**
+ * A token of a reply.
+ *
+ * @property top the most likely ones in its place, best first
+ */
+public data class TokenLogprob(val chosen: Logprob, val top: List<Logprob>)
+
 /**
  * A piece of a reply: whole characters.
  *
@@ -122,6 +146,7 @@ public data class ToolCall(val name: String, val arguments: String)
  * @property token that the model chose
  * @property reason why the reply ended with this piece
  * @property toolCalls calls that are now complete; answer them with [Chat.sendResults]
+ * @property logprobs tokens whose text is now complete, if [ChatOptions.logprobs] asks for them; none of those that a stop text cut off
  */
 public data class Piece(
     val text: String,
@@ -129,6 +154,7 @@ public data class Piece(
     val token: Int?,
     val reason: EndReason?,
     val toolCalls: List<ToolCall>,
+    val logprobs: List<TokenLogprob> = emptyList(),
 )
 
 /**
@@ -169,6 +195,30 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
     /** As [send], with everything that a piece has. */
     public fun reply(text: String): Flow<Piece> = pieces { Native.chatSend(it, text.encodeToByteArray()) }
 
+    /** Sends a message; the whole reply as one text. */
+    public suspend fun ask(text: String): String {
+        val reply = StringBuilder()
+        send(text).collect { reply.append(it) }
+        return reply.toString()
+    }
+
+    /** The messages so far: a JSON text, an array as in OpenAI's API. */
+    public val messages: String
+        get() = alone(Native::chatMessages).decodeToString()
+
+    /** Starts over with the messages of another conversation, in the form of [messages]. */
+    public fun setMessages(messages: String): Unit = alone { Native.chatSetMessages(it, messages.encodeToByteArray()) }
+
+    /** Sends messages in the form of [messages]. */
+    public fun sendMessages(messages: String): Flow<Piece> = pieces { Native.chatSendMessages(it, messages.encodeToByteArray()) }
+
+    /**
+     * The answer to a request in the form of OpenAI's chat completions, a JSON text: the whole of it, or with `"stream": true` its chunks. The
+     * messages of the request take the place of those of the chat, whose options stay as they are.
+     */
+    public fun answer(request: String): Flow<String> =
+        computed({ Native.chatRequest(it, request.encodeToByteArray()) }) { Native.chatNextAnswer(it)?.decodeToString() }
+
     /** Sends what the functions returned that the last reply called, one text for each call. */
     public fun sendResults(results: List<String>): Flow<Piece> = pieces {
         val texts = Texts(results)
@@ -191,6 +241,7 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
     public fun setOptions(options: ChatOptions): Unit = alone {
         val stop = Texts(options.stop)
         val tools = Texts(options.tools)
+        val choices = Texts((options.format as? ReplyFormat.Choice)?.choices.orEmpty())
         Native.chatSetOptions(
             it,
             options.seed,
@@ -208,6 +259,12 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
             tools.bytes,
             tools.lengths,
             options.toolChoice.encodeToByteArray(),
+            options.presencePenalty,
+            options.frequencyPenalty,
+            options.logprobs ?: -1,
+            if (options.describeTools) 1 else 0,
+            choices.bytes,
+            choices.lengths,
         )
     }
 
@@ -257,7 +314,10 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
     private fun texts(pieces: Flow<Piece>): Flow<String> = pieces.map { it.text }.filter { it.isNotEmpty() }
 
     /** The pieces of the reply that [begin] begins. */
-    private fun pieces(begin: (Long) -> Unit): Flow<Piece> =
+    private fun pieces(begin: (Long) -> Unit): Flow<Piece> = computed(begin, ::next)
+
+    /** What [next] computes until it is null. */
+    private fun <T : Any> computed(begin: (Long) -> Unit, next: (Long) -> T?): Flow<T> =
         flow {
             alone { chat ->
                 interrupting(chat) {
@@ -288,25 +348,28 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
     }
 
     private fun next(chat: Long): Piece? {
-        val numbers = IntArray(4)
+        val numbers = IntArray(5)
         val bytes = Native.chatNext(chat, numbers) ?: return null
-        val (text, reasoning, token, reason) = numbers
+        val (text, reasoning, token, reason, measured) = numbers
+        val end = bytes.size - measured
         return Piece(
             bytes.decodeToString(0, text),
             bytes.decodeToString(text, text + reasoning),
             token.takeIf { it >= 0 },
             EndReason.entries.getOrNull(reason - 1),
-            bytes.decodeToString(text + reasoning, bytes.size).split('\u0000').dropLast(1).chunked(2) { (name, arguments) ->
+            bytes.decodeToString(text + reasoning, end).split('\u0000').dropLast(1).chunked(2) { (name, arguments) ->
                 ToolCall(name, arguments)
             },
+            logprobs(ByteBuffer.wrap(bytes, end, measured).order(ByteOrder.LITTLE_ENDIAN)),
         )
     }
 
-    /** Several texts as one array of bytes. */
-    private class Texts(texts: List<String>) {
-        private val all = texts.map { it.encodeToByteArray() }
-        val bytes: ByteArray = all.fold(ByteArray(0)) { before, text -> before + text }
-        val lengths: IntArray = IntArray(all.size) { all[it].size }
+    private fun logprobs(numbers: ByteBuffer): List<TokenLogprob> = buildList {
+        fun one() = Logprob(numbers.getInt(), numbers.getFloat())
+        while (numbers.hasRemaining()) {
+            val chosen = one()
+            add(TokenLogprob(chosen, List(numbers.getInt()) { one() }))
+        }
     }
 
     private inline fun <T> alone(call: (Long) -> T): T {
@@ -317,4 +380,11 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
             inUse.unlock()
         }
     }
+}
+
+/** Several texts as one array of bytes. */
+internal class Texts(texts: List<String>) {
+    private val all = texts.map { it.encodeToByteArray() }
+    val bytes: ByteArray = all.fold(ByteArray(0)) { before, text -> before + text }
+    val lengths: IntArray = IntArray(all.size) { all[it].size }
 }

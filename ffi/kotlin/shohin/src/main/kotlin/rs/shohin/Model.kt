@@ -145,6 +145,13 @@ public class Model private constructor(address: Long) : AutoCloseable {
     public suspend fun embed(text: String): FloatArray =
         computing { handle.use { Native.embed(it, text.encodeToByteArray()) } }
 
+    /** The embeddings of several texts. */
+    public suspend fun embed(texts: List<String>): List<FloatArray> = computing {
+        val all = Texts(texts)
+        val numbers = handle.use { Native.embedTexts(it, all.bytes, all.lengths) }
+        texts.indices.map { numbers.copyOfRange(it * info.embeddingSize, (it + 1) * info.embeddingSize) }
+    }
+
     /** The logits of the token after [tokens]. */
     public suspend fun logits(tokens: IntArray): FloatArray = computing { handle.use { Native.logits(it, tokens) } }
 

@@ -43,6 +43,8 @@ internal object Native {
 
     @JvmStatic external fun embed(model: Long, text: ByteArray): FloatArray
 
+    @JvmStatic external fun embedTexts(model: Long, texts: ByteArray, lengths: IntArray): FloatArray
+
     @JvmStatic external fun logits(model: Long, tokens: IntArray): FloatArray
 
     @JvmStatic external fun chatDefaults(): DoubleArray
@@ -68,11 +70,27 @@ internal object Native {
         tools: ByteArray,
         toolLengths: IntArray,
         toolChoice: ByteArray,
+        presencePenalty: Float,
+        frequencyPenalty: Float,
+        logprobs: Int,
+        describeTools: Int,
+        choices: ByteArray,
+        choiceLengths: IntArray,
     )
 
     @JvmStatic external fun chatSystem(chat: Long, text: ByteArray)
 
     @JvmStatic external fun chatSend(chat: Long, text: ByteArray)
+
+    @JvmStatic external fun chatSetMessages(chat: Long, messages: ByteArray)
+
+    @JvmStatic external fun chatMessages(chat: Long): ByteArray
+
+    @JvmStatic external fun chatSendMessages(chat: Long, messages: ByteArray)
+
+    @JvmStatic external fun chatRequest(chat: Long, request: ByteArray)
+
+    @JvmStatic external fun chatNextAnswer(chat: Long): ByteArray?
 
     @JvmStatic external fun chatSendResults(chat: Long, results: ByteArray, lengths: IntArray)
 

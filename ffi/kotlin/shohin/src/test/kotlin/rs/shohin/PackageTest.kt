@@ -81,6 +81,10 @@ private val TESTS: Map<String, suspend (Model) -> Unit> =
             val vector = model.embed("cow")
             equal(vector.size, model.info.embeddingSize)
             isTrue(Math.abs(vector.sumOf { it.toDouble() * it } - 1) < 1e-3) { "not of length 1" }
+            val vectors = model.embed(listOf("dog", "cow"))
+            equal(vectors.map { it.size }, listOf(vector.size, vector.size))
+            isTrue(vectors[1].contentEquals(vector) && !vectors[0].contentEquals(vector)) { "not the vectors of the texts" }
+            equal(model.embed(emptyList()), emptyList())
             val logits = model.logits(model.tokenize("The cow"))
             equal(logits.size, model.info.vocabSize)
             model.chat(options = GREEDY.copy(maxTokens = 1)).use { chat ->
@@ -223,6 +227,46 @@ private val TESTS: Map<String, suspend (Model) -> Unit> =
                 equal(pieces.dropLast(1).mapNotNull { it.reason }, emptyList())
                 chat.setOptions(GREEDY.copy(maxTokens = 2))
                 equal(chat.reply(MESSAGE).toList().last().reason, EndReason.LENGTH)
+            }
+        },
+        "choices, penalties, log-probabilities and described tools" to { model ->
+            model.chat(options = GREEDY.copy(format = ReplyFormat.Choice(listOf("moo", "woof")))).use { chat ->
+                isTrue(chat.ask(MESSAGE) in listOf("moo", "woof")) { "another reply" }
+                chat.setOptions(GREEDY.copy(logprobs = 2))
+                val measured = chat.retry().toList().flatMap { it.logprobs }
+                equal(model.detokenize(IntArray(measured.size) { measured[it].chosen.token }), System.getenv("SHOHIN_REPLY"))
+                isTrue(measured.all { it.top.size == 2 && it.top[0] == it.chosen && it.chosen.logprob <= 0 }) { "$measured" }
+                chat.setSystem("")
+                chat.setOptions(GREEDY)
+                val plain = chat.ask("Tell me a story.")
+                chat.setOptions(GREEDY.copy(presencePenalty = 2f, frequencyPenalty = 2f))
+                isTrue(chat.retry().toList().joinToString("") { it.text } != plain) { "penalties have no effect" }
+                val tools = GREEDY.copy(tools = listOf("{\"name\": \"moo\"}"), toolChoice = "required", maxTokens = 200)
+                chat.setOptions(tools)
+                fails("unsupported") { chat.ask(MESSAGE) }
+                chat.setOptions(tools.copy(describeTools = true))
+                equal(chat.reply(MESSAGE).toList().flatMap { it.toolCalls }.map { it.name }.toSet(), setOf("moo"))
+            }
+            fails("option") { ChatOptions(logprobs = -1) }
+            fails("option") { model.chat(options = ChatOptions(logprobs = 21)) }
+        },
+        "messages and requests" to { model ->
+            val history =
+                """[{"role":"system","content":"You are a farmer."},{"role":"user","content":"Hi!"},{"role":"assistant","content":"Hello!"}]"""
+            val json = """[{"role": "user", "content": "$MESSAGE"}]"""
+            model.chat(options = GREEDY).use { chat ->
+                equal(chat.messages, "[]")
+                chat.setMessages(history)
+                equal(chat.messages, history)
+                val reply = chat.ask(MESSAGE)
+                chat.setMessages(history)
+                equal(chat.sendMessages(json).toList().joinToString("") { it.text }, reply)
+                fails("argument") { chat.setMessages("""[{"role": "cow"}]""") }
+                val whole = chat.answer("""{"temperature": 0, "messages": $json}""").toList()
+                isTrue(whole.size == 1 && "\"content\":\"${System.getenv("SHOHIN_REPLY")}\"" in whole[0]) { "$whole" }
+                val chunks = chat.answer("""{"temperature": 0, "stream": true, "messages": $json}""").toList()
+                isTrue(chunks.size > 3 && chunks.all { "chat.completion.chunk" in it }) { "$chunks" }
+                fails("argument") { chat.answer("{}").collect() }
             }
         },
         "a session goes on" to { model ->
