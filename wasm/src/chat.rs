@@ -13,7 +13,8 @@ use js_sys::Array;
 use shohin_core::chat::openai::{ChatCompletionRequest, ChunkWriter, CompletionId, completion};
 use shohin_core::chat::snapshot::{self, Origin};
 use shohin_core::chat::{
-    ChatMessage, Chunk, Conversation, Finish, History, PrefixState, Request, SessionState, TurnOptions,
+    ChatMessage, Chunk, ChunkCollector, Conversation, Finish, History, PrefixState, Request, SessionState,
+    TurnOptions,
 };
 use shohin_core::device::Readout;
 use shohin_core::generate::Action;
@@ -47,6 +48,8 @@ pub struct Chat {
     sparse: SparseLogits,
     /// Output since it was last taken.
     chunk: Chunk,
+    /// Holds back the log-probabilities of text that is held back.
+    collector: ChunkCollector,
     turn: Turn,
     /// The search in the place of the conversation's turn.
     beams: Option<Beams>,
@@ -206,6 +209,7 @@ impl Chat {
             readout: Readout::Logits,
             sparse: SparseLogits::default(),
             chunk: Chunk::default(),
+            collector: ChunkCollector::default(),
             turn: Turn::Text { measured: false },
             beams: None,
             seed: 0,
@@ -247,7 +251,7 @@ impl Chat {
 
     fn begin(&mut self, request: Request, mut options: TurnOptions, turn: Turn) -> Result<()> {
         self.end();
-        self.chunk = Chunk::default();
+        (self.chunk, self.collector) = Default::default();
         self.turn = turn;
         self.seed = options.sampler.seed;
         self.timings = Timings::begin();
@@ -262,6 +266,7 @@ impl Chat {
     /// Does the next bounded piece of work.
     pub(crate) async fn advance(&mut self) -> Result<Step, DeviceError> {
         let Chat { conversation, device, session, loaded, readout, sparse, chunk, timings, beams, .. } = self;
+        let (turn, collector) = (&self.turn, &mut self.collector);
         if let Some(beams) = beams {
             let (begun, goes_on) = beams.advance(device, loaded, session.capacity()).await?;
             if begun {
@@ -287,7 +292,11 @@ impl Chat {
             let Some(piece) = conversation.logits(&*loaded.tokenizer, logits)? else {
                 return Ok(Step::Prompt);
             };
-            chunk.push(&piece);
+            match turn {
+                // Its log-probabilities are those of its text; elsewhere there is one for each token.
+                Turn::Completion { .. } => collector.push(chunk, &piece, &*loaded.tokenizer),
+                Turn::Text { .. } | Turn::Chat { .. } => chunk.push(&piece),
+            }
             // The token that ends a reply is not part of it.
             if piece.tokens.is_empty() {
                 return Ok(Step::Done);

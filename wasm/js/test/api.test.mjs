@@ -105,6 +105,23 @@ describe("a small model", () => {
     assert.ok(chunks.slice(0, -1).every(({ usage }) => usage === null));
     assert.deepEqual([chunks.at(-1).choices, chunks.at(-1).usage.completion_tokens], [[], 3]);
 
+    // Log-probabilities are those of the text: of tokens that a stop text cut off there are none.
+    const longer = { ...request, max_tokens: 24 };
+    const { content } = (await engine.createChatCompletion(longer)).choices[0].message;
+    assert.ok(content.length > 9, content);
+    const cut = { ...longer, stop: content.slice(4, 9) };
+    const [whole] = (await engine.createChatCompletion(cut)).choices;
+    assert.equal(whole.message.content, content.slice(0, 4));
+    const streamed = [];
+    for await (const { choices } of await engine.createChatCompletion({ ...cut, stream: true })) streamed.push(...(choices[0]?.logprobs?.content ?? []));
+    assert.deepEqual(streamed, whole.logprobs.content);
+    let begins = 0;
+    for (const { token } of streamed) {
+      assert.ok(begins < whole.message.content.length, token);
+      begins += token.length;
+    }
+    assert.ok(begins >= whole.message.content.length);
+
     for (const [wrong, code] of [
       [{ n: 2 }, "unsupported"],
       [{ response_format: { type: "xml" } }, "unsupported"],
