@@ -146,6 +146,15 @@ shohin_code shohin_load_options_default(shohin_load_options *options, size_t siz
 shohin_code shohin_model_load(const char *path, size_t path_len, const shohin_load_options *options,
                               shohin_model **model, shohin_error *error);
 
+/* Is told how far the download of a file is: the bytes that are there, and how many there will be, or 0. `file` is empty while it waits to
+ * try again. A result other than 0 ends the download, which goes on from there the next time. It must return: no exception, no longjmp. */
+typedef int32_t (*shohin_on_download)(void *user_data, const char *file, uint64_t have, uint64_t total);
+
+/* Downloads the model of such a name as shohin_model_load does, and writes the path of its file, without a NUL at its end. A text that is
+ * no name of the Hub is the path already. `on_download` may be NULL. SHOHIN_HUB if `on_download` ended it. */
+shohin_code shohin_download(const char *name, size_t name_len, shohin_on_download on_download, void *user_data, char *path,
+                            size_t capacity, size_t *path_len, shohin_error *error);
+
 /* Loads a GGUF file that is in memory. The bytes are copied. */
 shohin_code shohin_model_load_memory(const uint8_t *bytes, size_t len, const shohin_load_options *options,
                                      shohin_model **model, shohin_error *error);

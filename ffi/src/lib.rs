@@ -10,6 +10,7 @@
 //! | [`model`] | models: loading, tokens, embeddings, logits |
 //! | [`chat`] | conversations and replies |
 //! | [`answer`] | messages and requests as JSON texts |
+//! | [`hub`] | downloads |
 //! | [`adapter`], [`teach`] | adapters, and facts that become one |
 //! | [`calls`] | those of models and chats that every library has |
 #![allow(non_camel_case_types, reason = "names are those of the header")]
@@ -29,6 +30,7 @@ pub mod version;
 pub mod adapter;
 pub mod answer;
 pub mod chat;
+pub mod hub;
 #[cfg_attr(not(feature = "teach"), path = "no_learning.rs")]
 mod learn;
 pub mod model;

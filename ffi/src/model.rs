@@ -2,18 +2,15 @@
 
 use crate::argument::{self, copy_out, shohin_text};
 use crate::calls::load_options;
-#[cfg(not(feature = "hub"))]
-use crate::code::Failure;
 use crate::code::{Result, call, shohin_code, shohin_error};
 use crate::handle::{self, Handle, Kind};
+use crate::hub::located;
 use crate::info::{shohin_model, shohin_model_info};
 use crate::options::{self, shohin_load_options};
 use shohin::{Builder, Model, ModelFile};
 use std::ffi::c_char;
 use std::mem::size_of;
-#[cfg(feature = "hub")]
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 
 impl Kind for Model {
     const MAGIC: usize = handle::word(b"shohin-M");
@@ -93,31 +90,6 @@ unsafe fn load(
     Ok(shohin_code::SHOHIN_OK)
 }
 
-/// The path of a model, which is downloaded if it is the name of one of the Hub and there is no such file.
-#[cfg(feature = "hub")]
-fn located(name: &str) -> Result<PathBuf> {
-    use shohin::hub::{Hub, HubModel, published};
-    let is_published = || published().iter().any(|model| model.name.eq_ignore_ascii_case(name));
-    if Path::new(name).exists() || !(name.starts_with("hf:") || is_published()) {
-        return Ok(name.into());
-    }
-    let (hub, model) = (Hub::from_env()?, name.parse::<HubModel>()?);
-    match hub.find(&model) {
-        Some(path) => Ok(path),
-        None => Ok(hub.pull(&model, &mut |_| ControlFlow::Continue(()))?),
-    }
-}
-
-#[cfg(not(feature = "hub"))]
-fn located(name: &str) -> Result<PathBuf> {
-    if name.starts_with("hf:") && !Path::new(name).exists() {
-        let message =
-            format!("{name} is a model of the Hub, and this library was built without the feature `hub`");
-        return Err(Failure::new(shohin_code::SHOHIN_UNSUPPORTED, message));
-    }
-    Ok(name.into())
-}
-
 /// Loads a GGUF file.
 ///
 /// # Safety
@@ -134,7 +106,8 @@ pub unsafe extern "C" fn shohin_model_load(
     unsafe {
         call(error, || {
             load(options, model, |builder| {
-                Ok(builder.load(located(argument::text(path, path_len, "path")?)?)?)
+                let name = argument::text(path, path_len, "path")?;
+                Ok(builder.load(located(name, &mut |_, _, _| ControlFlow::Continue(()))?)?)
             })
         })
     }

@@ -7,6 +7,8 @@ import concurrent.futures
 import copy
 import ctypes
 import gc
+import hashlib
+import http.server
 import importlib.metadata
 import importlib.util
 import json
@@ -23,7 +25,7 @@ import weakref
 from pathlib import Path
 
 import shohin
-from shohin import Error, Model, version
+from shohin import Error, Model, download, version
 
 MODEL = os.environ["SHOHIN_MODEL"]
 MESSAGE = "What does a cow say?"
@@ -258,6 +260,59 @@ class Package(unittest.TestCase):
                     with self.assertRaises(Error) as caught:
                         Model.load(name)
                     self.assertEqual(caught.exception.code, code)
+
+    def test_a_model_is_downloaded(self):
+        content, commit, asked = Path(MODEL).read_bytes(), "c" * 40, []
+        digest = hashlib.sha256(content).hexdigest()
+
+        class Hub(http.server.BaseHTTPRequestHandler):
+            def do_HEAD(self):
+                asked.append((self.command, self.path))
+                begin = int((self.headers["Range"] or "bytes=0-")[6:-1])
+                self.send_response(206 if begin else 200)
+                self.send_header("ETag", f'"{digest}"')
+                self.send_header("X-Repo-Commit", commit)
+                self.send_header("X-Linked-Size", str(len(content)))
+                if begin:
+                    self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
+                self.send_header("Content-Length", str(len(content) - begin))
+                self.end_headers()
+                return content[begin:]
+
+            def do_GET(self):
+                try:
+                    self.wfile.write(self.do_HEAD())
+                except OSError:
+                    # The download was ended.
+                    pass
+
+            def log_message(self, *_):
+                pass
+
+        def fail(_):
+            raise KeyboardInterrupt
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        name, told = "hf:someone/cow/moo.gguf", []
+        with tempfile.TemporaryDirectory() as cache:
+            address = f"http://127.0.0.1:{server.server_port}"
+            place = {"HF_ENDPOINT": address, "HF_HUB_CACHE": cache, "HF_HUB_OFFLINE": "0", "NO_PROXY": "*"}
+            with unittest.mock.patch.dict(os.environ, place):
+                self.assertRaises(KeyboardInterrupt, Model.load, name, on_download=fail)
+                with self.assertRaises(Error) as caught:
+                    download(name, lambda now: now.have < 100_000)
+                self.assertEqual((caught.exception.code, "cancelled" in str(caught.exception)), ("hub", True))
+                model = Model.load(name, on_download=told.append)
+                self.assertEqual(model.chat(**GREEDY).ask(MESSAGE), os.environ["SHOHIN_REPLY"])
+                self.assertGreaterEqual(told[0].have, 100_000)
+                self.assertEqual({(now.file, now.total) for now in told}, {("moo.gguf", len(content))})
+                before = len(asked)
+                path = download(name)
+                self.assertEqual((Path(path).read_bytes(), len(asked)), (content, before))
+        server.shutdown()
+        server.server_close()
+        self.assertEqual(download("a.gguf"), "a.gguf")
 
     def test_closing_and_descriptions(self):
         with Model.load(MODEL) as model:

@@ -74,7 +74,7 @@ fn ffi_python_package() {
         .env("SHOHIN_ADAPTER", adapter);
     let tests = run(&mut tests);
     let report = String::from_utf8(tests.stderr).unwrap();
-    assert!(report.contains("Ran 33 tests"), "{report}");
+    assert!(report.contains("Ran 34 tests"), "{report}");
     // The README's programs, with the path of a model that is there.
     let readme = std::fs::read_to_string(root.join("python/README.md")).unwrap();
     let programs: Vec<&str> =

@@ -689,11 +689,21 @@ static void requests(const shohin_model *model, const char *message) {
 /* Names of the Hub: nothing is downloaded here. */
 static void hub(void) {
   shohin_model *model = NULL;
+  char path[64];
+  size_t len;
   TRUE(!setenv("HF_HUB_OFFLINE", "1", 1) && !setenv("HF_HUB_CACHE", "/no/such/cache", 1));
   CHECK(SHOHIN_HUB, shohin_model_load("hf:someone/cow/moo.gguf", SHOHIN_CSTR, NULL, &model, &error));
   TRUE(strstr(error.message, "hf:someone/cow/moo.gguf"));
   CHECK(SHOHIN_OPTION, shohin_model_load("hf:cow", SHOHIN_CSTR, NULL, &model, &error));
   CHECK(SHOHIN_HUB, shohin_model_load("bonsai-1.7b", SHOHIN_CSTR, NULL, &model, &error));
+  CHECK(SHOHIN_NULL, shohin_download(NULL, 1, NULL, NULL, path, sizeof path, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_download("a.gguf", 6, NULL, NULL, NULL, sizeof path, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_download("a.gguf", 6, NULL, NULL, path, sizeof path, NULL, &error));
+  CHECK(SHOHIN_HUB, shohin_download("hf:a/b/c.gguf", SHOHIN_CSTR, NULL, NULL, path, sizeof path, &len, &error));
+  CHECK(SHOHIN_SHORT_BUFFER, shohin_download("a.gguf", 6, NULL, NULL, NULL, 0, &len, &error));
+  TRUE(len == 6);
+  CHECK(SHOHIN_OK, shohin_download("a.gguf", 6, NULL, NULL, path, sizeof path, &len, &error));
+  TRUE(len == 6 && !memcmp(path, "a.gguf", 6));
   TRUE(!model);
 }
 

@@ -30,7 +30,7 @@ from typing import TypeVar, Union, overload
 if TYPE_CHECKING:
     import numpy
 
-__all__ = ["Answer", "Chat", "Error", "Logprob", "Model", "Reply", "Step", "Taught", "version"]
+__all__ = ["Answer", "Chat", "Download", "Error", "Logprob", "Model", "Reply", "Step", "Taught", "download", "version"]
 
 #: A file or folder, or a name of the Hugging Face Hub.
 PathLike = Union[str, "os.PathLike[str]", "os.PathLike[bytes]"]
@@ -186,6 +186,7 @@ class _TeachStep(_Sized):
 
 
 _OnStep = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(_TeachStep))
+_OnDownload = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_uint64, c_uint64)
 
 
 class _TaughtInfo(_Sized):
@@ -212,6 +213,7 @@ def _load_library():
     arguments = {
         "load_options_default": [POINTER(_LoadOptions), c_size_t],
         "model_load": [*text, POINTER(_LoadOptions), out],
+        "download": [*text, _OnDownload, c_void_p, c_void_p, c_size_t, POINTER(c_size_t)],
         "model_load_memory": [*text, POINTER(_LoadOptions), out],
         "model_load_built_in": [POINTER(_LoadOptions), out],
         "model_adapted": [handle, POINTER(_Adapter), c_size_t, out],
@@ -266,6 +268,17 @@ class Error(Exception):
         self.code = code
 
 
+class Download(NamedTuple):
+    """How far a download is."""
+
+    #: The file; empty while it waits to try again.
+    file: str
+    #: Bytes that are there.
+    have: int
+    #: Bytes that there will be, if that is known.
+    total: Optional[int]
+
+
 def version() -> str:
     """The library's version."""
     return _library.shohin_version().decode()
@@ -277,6 +290,35 @@ def _call(function, *arguments, allowed=()):
     if code != _OK and code not in allowed:
         raise Error(_library.shohin_code_name(code).decode(), error.message.decode())
     return code
+
+
+def download(name: PathLike, on_download: Optional[Callable[[Download], Optional[bool]]] = None) -> str:
+    """The path of a model that has a name of the Hugging Face Hub, as `Model.load` takes it: it is downloaded unless it was before. What is
+    no such name is the path already.
+
+    `on_download` is told each `Download`, and ends it with False, which is the `Error` "hub"; so do Ctrl-C and an exception. What has
+    arrived is kept for the next time.
+    """
+    raised = []
+
+    def tell(_, file, have, total):
+        try:
+            now = Download(file.decode(), have, total or None)
+            return 0 if on_download is None or on_download(now) is not False else 1
+        except BaseException as error:
+            # It cannot pass through the library.
+            raised.append(error)
+            return 1
+
+    try:
+        return _buffer("download", c_char, 1024, *_path(name), _OnDownload(tell), None).decode()
+    except Error:
+        if raised:
+            raise raised[0] from None
+        raise
+    finally:
+        # The error has this frame.
+        raised.clear()
 
 
 def _text(name, text):
@@ -530,15 +572,17 @@ class Model(_Handle):
         kv_format: Optional[str] = None,
         device: str = "best",
         adapters: Iterable[Any] = (),
+        on_download: Optional[Callable[[Download], Optional[bool]]] = None,
     ) -> Model:
         """Loads a GGUF file, a folder of Hugging Face, or a name of the Hub: "hf:OWNER/REPOSITORY/FILE", or "bonsai-1.7b" and others
         that `shohin list --published` names, is downloaded unless it was before.
 
         threads: 0 is one per core. context: of each chat in tokens; 0 is 4096, or less if the model supports less. kv_format: "f32",
-        "f16", "q8", "q4", "fp8_e4m3" or "fp8_e5m2". device: "cpu" or "gpu". adapters: a list, as for `adapted`.
+        "f16", "q8", "q4", "fp8_e4m3" or "fp8_e5m2". device: "cpu" or "gpu". adapters: a list, as for `adapted`. on_download: see
+        `download`.
         """
         options = dict(threads=threads, context=context, kv_format=kv_format, device=device, adapters=adapters)
-        return cls._load(os.fsdecode(path), "model_load", *_path(path), **options)
+        return cls._load(os.fsdecode(path), "model_load", *_path(download(path, on_download)), **options)
 
     @classmethod
     def from_bytes(
@@ -1004,7 +1048,14 @@ class Chat(_Handle):
                 # Python starts no threads when it exits. An exception of a signal handler may come once the thread runs.
                 if not computing.cancel():
                     raise
-            return compute() if computing.cancelled() else computing.result()
+            if computing.cancelled():
+                return compute()
+            while True:
+                try:
+                    # Not for long: a signal that comes just before it waits does not end the waiting.
+                    return computing.result(0.2)
+                except concurrent.futures.TimeoutError:
+                    pass
         except BaseException:
             # Nothing else may use the chat and the place before the other thread has ended.
             while not (computing.cancel() or computing.done()):
