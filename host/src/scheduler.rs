@@ -15,13 +15,13 @@ use shohin_core::device::BlockingDevice;
 ///
 /// ```
 /// use shohin::Model;
-/// use shohin::core::chat::{ChatMessage, Event, Prompt, Role, TurnOptions};
+/// use shohin::core::chat::{ChatMessage, Event, Prompt, TurnOptions};
 ///
 /// let model = Model::builder().load_built_in()?;
 /// let mut scheduler = model.scheduler(4, 64)?;
 /// let options = TurnOptions { max_tokens: Some(8), ..TurnOptions::default() };
 /// for text in ["Tell me a story.", "What does a cow say?"] {
-///     scheduler.begin(Prompt::Messages(vec![ChatMessage::new(Role::User, text)]), &options)?;
+///     scheduler.begin(Prompt::Messages(vec![ChatMessage::user(text)]), &options)?;
 /// }
 /// let mut ended = 0;
 /// while scheduler.step(&mut |_| true, &mut |_, event| ended += usize::from(matches!(event, Event::End(_))))? {}

@@ -199,6 +199,9 @@ public struct Usage: Sendable {
     public let position: Int
     /// Most tokens that fit into it.
     public let capacity: Int
+    /// Of `speculate`, in the whole conversation.
+    public let guessesChecked: Int
+    public let guessesRight: Int
 }
 
 /// A conversation, with its own KV cache. When the context is full, the oldest exchanges are left out.
@@ -329,7 +332,8 @@ public actor Chat {
             return Usage(
                 promptTokens: usage.prompt_tokens, cachedTokens: usage.cached_tokens,
                 replyTokens: usage.reply_tokens, promptSeconds: usage.prompt_seconds,
-                replySeconds: usage.reply_seconds, position: usage.position, capacity: usage.capacity)
+                replySeconds: usage.reply_seconds, position: usage.position, capacity: usage.capacity,
+                guessesChecked: usage.guesses_checked, guessesRight: usage.guesses_right)
         }
     }
 

@@ -268,6 +268,8 @@ final class PackageTests: XCTestCase {
         try await chat.speculate(draft: model)
         let guessed = try await chat.ask(Self.message)
         XCTAssertEqual(guessed, Self.wanted)
+        let usage = try await chat.usage
+        XCTAssertTrue(usage.guessesRight > 0 && usage.guessesRight <= usage.guessesChecked, "\(usage)")
         try await chat.speculate()
         let looked = try await chat.ask(Self.message)
         XCTAssertFalse(looked.isEmpty)
