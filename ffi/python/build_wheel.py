@@ -3,6 +3,7 @@
 SHOHIN_LIBRARY names a library that is already built, and is packed instead.
 """
 
+import ast
 import base64
 import hashlib
 import os
@@ -12,13 +13,28 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
-try:
-    import tomllib
-except ModuleNotFoundError:
-    import tomli as tomllib
-
 HERE = Path(__file__).resolve().parent
-PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def project():
+    """The tables of pyproject.toml that describe the package. Python before 3.11 reads no TOML; the values there, texts and lists of
+    texts, are also Python's."""
+    tables, key, value = {}, None, ""
+    for line in (HERE / "pyproject.toml").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            table = tables.setdefault(line.strip("[] "), {})
+        elif line and not line.startswith("#"):
+            name, _, begins = line.partition(" = ") if key is None else (key, "", line)
+            key, value = name, value + begins
+            if value.count("[") == value.count("]"):
+                table[key] = ast.literal_eval(value)
+                key, value = None, ""
+    found = tables["project"]
+    found["urls"], found["optional-dependencies"] = tables["project.urls"], tables["project.optional-dependencies"]
+    return found
+
+
+PROJECT = project()
 NAME, VERSION = PROJECT["name"], PROJECT["version"]
 LIBRARIES = {"darwin": "libshohin_ffi.dylib", "win32": "shohin_ffi.dll"}
 
