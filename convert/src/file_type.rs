@@ -238,9 +238,9 @@ impl FromStr for FileType {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let formats = Format::ALL.map(FileType::All);
+        let formats = Format::ALL.into_iter().filter(|format| format.has_quantizer()).map(FileType::All);
         let int8 = Int8::ALL.map(FileType::Int8);
-        let all = || formats.into_iter().chain(Mix::ALL.map(FileType::Mix)).chain(int8);
+        let all = || formats.clone().chain(Mix::ALL.map(FileType::Mix)).chain(int8);
         all().find(|kind| kind.to_string().eq_ignore_ascii_case(name)).ok_or_else(|| {
             let names: Vec<String> = all().map(|kind| kind.to_string().to_lowercase()).collect();
             format!("expected one of {}", names.join(", "))

@@ -105,6 +105,9 @@ impl<'f> Plan<'f> {
             if tensor.is_merged() && !options.requantize {
                 holds_deltas(&tensor.name, format)?;
             }
+            if !tensor.copies(format) {
+                has_quantizer(&tensor.name, format)?;
+            }
             if let Some(int8) = int8 {
                 tensor.share_scale(int8)?;
             }
@@ -172,7 +175,10 @@ impl<'f> Plan<'f> {
     /// Those of [`Edit::check`].
     pub(crate) fn edited(mut self, edit: &'f dyn Edit) -> Result<Self> {
         let mut changed = self.tensors.iter().filter(|(tensor, _)| edit.changes(tensor));
-        let checked = changed.try_for_each(|(tensor, format)| edit.check(tensor, *format));
+        let checked = changed.try_for_each(|(tensor, format)| {
+            has_quantizer(&tensor.name, *format)?;
+            edit.check(tensor, *format)
+        });
         checked.map_err(|error| error.at(self.source))?;
         self.edit = Some(edit);
         Ok(self)
@@ -277,6 +283,18 @@ pub(crate) fn holds_deltas(name: &str, format: Format) -> Result<(), ConvertErro
     };
     let problem = format!(
         "would be {} with what is added to it, but {kind} weights round such small changes away, expected a format of more bits such as f16 or q8_0",
+        format.name()
+    );
+    Err(ConvertError::tensor(name, problem))
+}
+
+/// Refuses formats that are only read.
+fn has_quantizer(name: &str, format: Format) -> Result<(), ConvertError> {
+    if format.has_quantizer() {
+        return Ok(());
+    }
+    let problem = format!(
+        "would be {}, which is only read, expected a format that is written such as q2_k or iq4_xs",
         format.name()
     );
     Err(ConvertError::tensor(name, problem))

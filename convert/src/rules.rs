@@ -59,7 +59,8 @@ impl FromStr for TensorRule {
 /// The format with this name, in any case, and what shares a scale in it.
 fn format_named(name: &str) -> Result<(Format, Option<Int8>), String> {
     let int8 = Int8::ALL.map(|int8| (int8.name(), (Format::Q8_0, Some(int8))));
-    let all = || Format::ALL.map(|format| (format.name(), (format, None))).into_iter().chain(int8);
+    let formats = || Format::ALL.into_iter().filter(|format| format.has_quantizer());
+    let all = || formats().map(|format| (format.name(), (format, None))).chain(int8);
     let found = all().find(|(known, _)| known.eq_ignore_ascii_case(name));
     found.map(|(_, format)| format).ok_or_else(|| {
         let names: Vec<_> = all().map(|(known, _)| known.to_lowercase()).collect();
@@ -97,7 +98,7 @@ pub(crate) fn choose(
         other => {
             let fitting: Vec<_> = Format::ALL
                 .into_iter()
-                .filter(|format| fits(*format))
+                .filter(|format| fits(*format) && format.has_quantizer())
                 .map(|format| format.name().to_lowercase())
                 .collect();
             let problem = format!(

@@ -537,6 +537,16 @@ impl<'f> Tensor<'f> {
         }
     }
 
+    /// Whether rows of `format` are copies of those of the source, or of a tensor that they are picked from.
+    pub(crate) fn copies(&self, format: Format) -> bool {
+        let copies = |weights: &Weights<'_>| match weights {
+            Weights::Stored(stored, _) => *stored == format,
+            Weights::Picked(tensor, _, None) => tensor.copies(format),
+            _ => false,
+        };
+        self.columns == Order::Same && !self.is_merged() && self.matrices.iter().all(copies)
+    }
+
     /// The weights of row `row` of the source.
     fn unpack(&self, row: usize, values: &mut [f32]) -> Result<(), ConvertError> {
         let rows = self.rows_each();

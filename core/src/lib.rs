@@ -51,6 +51,7 @@
 #![cfg_attr(
     not(all(
         feature = "integer-formats",
+        feature = "codebook-formats",
         feature = "ternary-formats",
         feature = "one-bit-formats",
         feature = "portable-kernels",

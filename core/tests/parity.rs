@@ -33,8 +33,20 @@ impl Numbers {
 
 /// Packed weights of shape `(rows, cols)` with ordinary values.
 fn weights(numbers: &mut Numbers, format: Format, rows: usize, cols: usize) -> Vec<u8> {
-    let w: Vec<f32> = (0..rows * cols).map(|_| numbers.float()).collect();
     let mut packed = vec![0; rows * format.row_bytes(cols).unwrap()];
+    if !format.has_quantizer() {
+        packed.iter_mut().for_each(|byte| *byte = numbers.next() as u8);
+        // The scale is 2^-12 times 1 to 2, in four parts in IQ1_M.
+        for block in packed.chunks_exact_mut(format.block_bytes()) {
+            if format == Format::Iq1M {
+                (block[53], block[55]) = (block[53] & 15 | 0xc0, block[55] & 15);
+            } else {
+                block[1] = 0x0c;
+            }
+        }
+        return packed;
+    }
+    let w: Vec<f32> = (0..rows * cols).map(|_| numbers.float()).collect();
     quant::pack(format, &w, &mut packed).unwrap();
     packed
 }

@@ -57,7 +57,7 @@ pub(crate) const fn kind(codes: Codes) -> u32 {
         Codes::Bits4 | Codes::Bits4Unsigned => 2,
         Codes::Bits6 => 3,
         Codes::Bits8 => 4,
-        Codes::Iq4 | Codes::Fp4 => 5,
+        Codes::Iq4 | Codes::Fp4 | Codes::Iq1 | Codes::Iq2 | Codes::Iq3Xxs | Codes::Iq3S => 5,
         Codes::F16 => 6,
         Codes::Bf16 => 7,
         Codes::F32 => 8,

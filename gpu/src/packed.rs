@@ -11,7 +11,9 @@ const fn unpack(codes: Codes) -> &'static str {
         Codes::Bits4 | Codes::Bits4Unsigned => part!("weights_4bit"),
         Codes::Bits6 => part!("weights_6bit"),
         Codes::Bits8 => part!("weights_8bit"),
-        Codes::Iq4 | Codes::Fp4 => part!("weights_levels"),
+        Codes::Iq4 | Codes::Fp4 | Codes::Iq1 | Codes::Iq2 | Codes::Iq3Xxs | Codes::Iq3S => {
+            part!("weights_levels")
+        }
         Codes::F16 => part!("weights_f16"),
         Codes::Bf16 => part!("weights_bf16"),
         Codes::F32 => part!("weights_f32"),

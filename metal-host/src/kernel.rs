@@ -171,7 +171,7 @@ const fn codes_name(codes: Codes) -> &'static str {
         Codes::Bits4 | Codes::Bits4Unsigned => "4bit",
         Codes::Bits6 => "6bit",
         Codes::Bits8 => "8bit",
-        Codes::Iq4 | Codes::Fp4 => "levels",
+        Codes::Iq4 | Codes::Fp4 | Codes::Iq1 | Codes::Iq2 | Codes::Iq3Xxs | Codes::Iq3S => "levels",
         Codes::F16 => "f16",
         Codes::Bf16 => "bf16",
         Codes::F32 => "f32",

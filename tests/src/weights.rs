@@ -95,6 +95,23 @@ fn fill_integer(format: Format, deviation: f32, random: &mut Random, block: &mut
             let d = scale(random, if format == Format::Iq4Nl { 70.0 } else { 1290.0 });
             block[..2].copy_from_slice(&d);
         }
+        Format::Iq1S | Format::Iq2Xxs | Format::Iq2Xs | Format::Iq2S | Format::Iq3Xxs | Format::Iq3S => {
+            random.fill(block);
+            let code_deviation = match format {
+                Format::Iq1S => 7.6,
+                Format::Iq3Xxs => 140.0,
+                Format::Iq3S => 157.0,
+                _ => 41.0,
+            };
+            block[..2].copy_from_slice(&scale(random, code_deviation));
+        }
+        Format::Iq1M => {
+            random.fill(block);
+            let d = u16::from_le_bytes(scale(random, 7.6));
+            for (i, at) in [49, 51, 53, 55].into_iter().enumerate() {
+                block[at] = block[at] & 15 | ((d >> (4 * i) & 15) as u8) << 4;
+            }
+        }
         Format::Q8K => {
             let d = deviation / 73.3 * (1.0 + 0.25 * random.unit());
             block[..4].copy_from_slice(&d.to_le_bytes());

@@ -62,10 +62,9 @@ impl TensorType {
     #[rustfmt::skip]
     pub const ALL: &'static [TensorType] = types![
         (F32) (F16) (Q4_0) (Q4_1) (Q5_0) (Q5_1) (Q8_0) (9 "Q8_1" 32 36) (Q2K) (Q3K) (Q4K) (Q5K) (Q6K) (Q8K)
-        (16 "IQ2_XXS" 256 66) (17 "IQ2_XS" 256 74) (18 "IQ3_XXS" 256 98)
-        (19 "IQ1_S" 256 50) (Iq4Nl) (21 "IQ3_S" 256 110) (22 "IQ2_S" 256 82)
+        (Iq2Xxs) (Iq2Xs) (Iq3Xxs) (Iq1S) (Iq4Nl) (Iq3S) (Iq2S)
         (Iq4Xs) (24 "I8" 1 1) (25 "I16" 1 2) (26 "I32" 1 4) (27 "I64" 1 8) (28 "F64" 1 8)
-        (29 "IQ1_M" 256 56) (Bf16) (Tq1_0) (Tq2_0) (36 "I2_S" 64 16 32) (Mxfp4) (Nvfp4) (Q1_0) (Q2_0)
+        (Iq1M) (Bf16) (Tq1_0) (Tq2_0) (36 "I2_S" 64 16 32) (Mxfp4) (Nvfp4) (Q1_0) (Q2_0)
         (Pq2_0) (Ptq1_0)
     ];
 

@@ -120,6 +120,13 @@ macro_rules! formats {
                 }
             }
 
+            /// Whether [`pack`](crate::quant::pack) writes the format. The others are only read.
+            pub const fn has_quantizer(self) -> bool {
+                match self {
+                    $(Format::$format => <$block>::PACKS),*
+                }
+            }
+
             /// Whether each group has a minimum beside its scale.
             pub const fn has_minimum(self) -> bool {
                 match self {
@@ -187,6 +194,20 @@ formats! {
     Iq4Nl "IQ4_NL" 20 Integer crate::quant::iq4_nl::Iq4Nl;
     /// 256 weights: as IQ4_NL, with 8 scales of 6 bits.
     Iq4Xs "IQ4_XS" 23 Integer crate::quant::iq4_xs::Iq4Xs;
+    /// 256 weights: indices of 2,048 points of eight weights, 8 scales of 3 bits. Only read.
+    Iq1S "IQ1_S" 19 Integer crate::quant::codebook::Iq1S;
+    /// 256 weights: as IQ1_S, with 16 scales of 3 bits. Only read.
+    Iq1M "IQ1_M" 29 Integer crate::quant::codebook::Iq1M;
+    /// 256 weights: indices of 256 points of eight weights, signs, 8 scales of 4 bits. Only read.
+    Iq2Xxs "IQ2_XXS" 16 Integer crate::quant::codebook::Iq2Xxs;
+    /// 256 weights: indices of 512 points of eight weights, signs, 16 scales of 4 bits. Only read.
+    Iq2Xs "IQ2_XS" 17 Integer crate::quant::codebook::Iq2Xs;
+    /// 256 weights: indices of 1,024 points of eight weights, signs, 16 scales of 4 bits. Only read.
+    Iq2S "IQ2_S" 22 Integer crate::quant::codebook::Iq2S;
+    /// 256 weights: indices of 256 points of four weights, signs, 8 scales of 4 bits. Only read.
+    Iq3Xxs "IQ3_XXS" 18 Integer crate::quant::codebook::Iq3Xxs;
+    /// 256 weights: indices of 512 points of four weights, signs, 8 scales of 4 bits. Only read.
+    Iq3S "IQ3_S" 21 Integer crate::quant::codebook::Iq3S;
     /// 32 weights: power of two, 4-bit floats.
     Mxfp4 "MXFP4" 39 Integer crate::quant::mxfp4::Mxfp4;
     /// 64 weights: 4 scales as 8-bit floats, 4-bit floats.
@@ -209,12 +230,28 @@ formats! {
 pub(super) use with_block;
 
 impl Format {
-    /// Whether this build computes with the format: one of an [available class](WeightClass::is_available), and without
-    /// the feature `portable-kernels` a float, or one that all instruction sets but the reference have kernels for.
+    /// Whether this build computes with the format: one of an [available class](WeightClass::is_available), without
+    /// the feature `portable-kernels` a float, or one that all instruction sets but the reference have kernels for, and without
+    /// the feature `codebook-formats` none of IQ1, IQ2 and IQ3.
     pub const fn is_available(self) -> bool {
         let portable = cfg!(feature = "portable-kernels") || self.is_float();
         let with_kernels = matches!(self, Format::Q1_0 | Format::Q2_0 | Format::Pq2_0 | Format::Tq2_0G128);
-        self.class().is_available() && (portable || with_kernels)
+        let codebooks = cfg!(feature = "codebook-formats") || !self.has_codebook();
+        self.class().is_available() && (portable || with_kernels) && codebooks
+    }
+
+    /// Whether weights are points of a codebook: IQ1, IQ2 and IQ3.
+    pub const fn has_codebook(self) -> bool {
+        matches!(
+            self,
+            Format::Iq1S
+                | Format::Iq1M
+                | Format::Iq2Xxs
+                | Format::Iq2Xs
+                | Format::Iq2S
+                | Format::Iq3Xxs
+                | Format::Iq3S
+        )
     }
 
     /// Whether weights are floats stored one by one, whose dot products are computed in f32.

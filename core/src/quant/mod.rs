@@ -17,6 +17,7 @@
 //! as its dequantizers.
 #![forbid(unsafe_code)]
 
+pub(crate) mod codebook;
 pub(crate) mod float;
 mod format;
 pub(crate) mod iq4_nl;
@@ -38,6 +39,7 @@ pub(crate) mod tq2_0;
 pub(crate) mod trits;
 
 use crate::error::{Error, Name, Result};
+pub use codebook::{IQ1_LEVELS, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS};
 use format::with_block;
 pub use format::{Format, WeightClass};
 use half::f16;
@@ -61,6 +63,8 @@ pub(crate) trait Block {
     const MINIMUM: bool = false;
     /// A lower bound of the integers.
     const LEAST: i8 = i8::MIN;
+    /// Whether [`Block::pack`] quantizes.
+    const PACKS: bool = true;
 
     /// The scale of group `group`.
     fn scale(block: &[u8], group: usize) -> f32;
@@ -73,7 +77,7 @@ pub(crate) trait Block {
     /// The integers `q`, in the order of the weights.
     fn integers(block: &[u8], q: &mut [i8]);
 
-    /// Quantizes.
+    /// Quantizes, if [`Block::PACKS`].
     fn pack(w: &[f32], block: &mut [u8]);
 
     /// Expands any number of blocks.
@@ -203,9 +207,17 @@ pub(crate) fn unpack_exact(format: Format, packed: &[u8], out: &mut [f32]) {
 /// is so small (below 2^-127) that its inverse is infinite: what llama.cpp then writes is undefined.
 ///
 /// # Errors
-/// [`Error::Length`], or [`Error::Unsupported`] if the format is not [available](Format::is_available).
+/// [`Error::Length`], or [`Error::Unsupported`] if the format is not [available](Format::is_available) or has no
+/// [quantizer](Format::has_quantizer).
 pub fn pack(format: Format, weights: &[f32], packed: &mut [u8]) -> Result<()> {
     check_lengths(format, weights.len(), packed.len())?;
+    if !format.has_quantizer() {
+        return Err(error!(Unsupported {
+            key: Name::new("weight format to write"),
+            found: Name::new(format.name()),
+            expected: "one with a quantizer: this one is only read",
+        }));
+    }
     with_block!(format, B => {
         let blocks = weights.chunks_exact(B::LEN).zip(packed.chunks_exact_mut(B::BYTES));
         blocks.for_each(|(w, block)| B::pack(w, block));

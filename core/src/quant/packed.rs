@@ -33,7 +33,8 @@
 //! 2.125    PQ2_0          4.625    Q3_K                  6.75     Q5_K
 //! 2.25     Q2_0           4.75     Q4_K                  7        Q5_1
 //! 3.25     Q2_K           5        Q4_1, MXFP4, NVFP4    8.125    Q8_K
-//!                                                        8.5      Q8_0
+//! 4.375    IQ1_S, IQ2_XXS, IQ3_XXS, IQ3_S                8.5      Q8_0
+//! 4.625    IQ1_M, IQ2_XS, IQ2_S
 //! ```
 //!
 //! Floats are stored as in the file: 32 per unit, no scales. Nothing is rounded.
@@ -43,11 +44,14 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::{FP4_DOUBLED, Format, IQ4_LEVELS, block_integers, block_minimum, block_scale, unpack_exact};
+use super::{
+    FP4_DOUBLED, Format, IQ1_LEVELS, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, IQ4_LEVELS, block_integers,
+    block_minimum, block_scale, unpack_exact,
+};
 use crate::device::Activations;
 
 /// The storage of each supported weight format; a new format is a row here.
-const FORMATS: [(Format, PackedFormat); 25] = [
+const FORMATS: [(Format, PackedFormat); 32] = [
     (Format::F32, PackedFormat::float(Codes::F32)),
     (Format::F16, PackedFormat::float(Codes::F16)),
     (Format::Bf16, PackedFormat::float(Codes::Bf16)),
@@ -64,6 +68,13 @@ const FORMATS: [(Format, PackedFormat); 25] = [
     (Format::Q8K, PackedFormat::new(Codes::Bits8, 256, Scales::F32)),
     (Format::Iq4Nl, PackedFormat::new(Codes::Iq4, 32, Scales::F16)),
     (Format::Iq4Xs, PackedFormat::new(Codes::Iq4, 32, Scales::Block)),
+    (Format::Iq1S, PackedFormat::new(Codes::Iq1, 32, Scales::Block)),
+    (Format::Iq1M, PackedFormat::new(Codes::Iq1, 16, Scales::Block)),
+    (Format::Iq2Xxs, PackedFormat::new(Codes::Iq2, 32, Scales::Block)),
+    (Format::Iq2Xs, PackedFormat::new(Codes::Iq2, 16, Scales::Block)),
+    (Format::Iq2S, PackedFormat::new(Codes::Iq2, 16, Scales::Block)),
+    (Format::Iq3Xxs, PackedFormat::new(Codes::Iq3Xxs, 32, Scales::Block)),
+    (Format::Iq3S, PackedFormat::new(Codes::Iq3S, 32, Scales::Block)),
     (Format::Mxfp4, PackedFormat::new(Codes::Fp4, 32, Scales::F32)),
     (Format::Nvfp4, PackedFormat::new(Codes::Fp4, 16, Scales::F16)),
     (Format::Q1_0, PackedFormat::new(Codes::Bits1, 128, Scales::F16)),
@@ -99,6 +110,14 @@ pub enum Codes {
     Iq4,
     /// Indices of [`FP4_DOUBLED`].
     Fp4,
+    /// Indices of [`IQ1_LEVELS`].
+    Iq1,
+    /// Indices of [`IQ2_LEVELS`].
+    Iq2,
+    /// Indices of [`IQ3_XXS_LEVELS`].
+    Iq3Xxs,
+    /// Indices of [`IQ3_S_LEVELS`].
+    Iq3S,
     /// 16-bit floats.
     F16,
     /// The upper halves of 32-bit floats.
@@ -155,6 +174,10 @@ impl Codes {
             Codes::Bits8 => Facts { offset: 0, ..integers(8, [-128, 127]) },
             Codes::Iq4 => levels(&IQ4_LEVELS, [-127, 113]),
             Codes::Fp4 => levels(&FP4_DOUBLED, [-12, 12]),
+            Codes::Iq1 => levels(&IQ1_LEVELS, [-9, 9]),
+            Codes::Iq2 => levels(&IQ2_LEVELS, [-43, 43]),
+            Codes::Iq3Xxs => levels(&IQ3_XXS_LEVELS, [-31, 31]),
+            Codes::Iq3S => levels(&IQ3_S_LEVELS, [-15, 15]),
             Codes::F16 => floats(16),
             Codes::Bf16 => floats(16),
             Codes::F32 => floats(32),
@@ -405,7 +428,15 @@ impl PackedFormat {
 
 /// The numbers by which the integer scales and minima of a block are multiplied; 0 for formats without.
 fn common_scales(format: Format, block: &[u8]) -> [f32; 2] {
+    use super::codebook::{self, common_scale};
     let at = match format {
+        Format::Iq1S => return [common_scale::<codebook::Iq1S>(block), 0.0],
+        Format::Iq1M => return [common_scale::<codebook::Iq1M>(block), 0.0],
+        Format::Iq2Xxs => return [common_scale::<codebook::Iq2Xxs>(block), 0.0],
+        Format::Iq2Xs => return [common_scale::<codebook::Iq2Xs>(block), 0.0],
+        Format::Iq2S => return [common_scale::<codebook::Iq2S>(block), 0.0],
+        Format::Iq3Xxs => return [common_scale::<codebook::Iq3Xxs>(block), 0.0],
+        Format::Iq3S => return [common_scale::<codebook::Iq3S>(block), 0.0],
         Format::Q4K | Format::Q5K | Format::Iq4Xs => 0,
         Format::Q2K => 80,
         Format::Q3K => 108,

@@ -18,7 +18,8 @@ Writes a Qwen3, Qwen3MoE or Maple model with random weights. Its text is noise; 
 
   --shape    0.6b, 1.7b, 4b, 8b, 30b-a3b, maple (vocabulary of 151669), or tiny, tiny-experts (320 tokens)
   --format   one format for all matrices, or several with commas between, taken in turn:
-             f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q2_k q3_k q4_k q5_k q6_k q8_k iq4_nl iq4_xs
+             f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q2_k q3_k q4_k q5_k q6_k q8_k iq4_nl iq4_xs iq1_s
+             iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s
              mxfp4 nvfp4 q1_0 q2_0 (groups of 64) q2_0_legacy (128) pq2_0 tq2_0_g128 ptq1_0
              tq1_0 tq2_0
   --vocab    take tokens and merges from this file, which holds Qwen2's or Qwen3's;

@@ -2,10 +2,12 @@
 //! runs of 32 weights. The formats themselves are described in `quant/`.
 #![allow(unsafe_code)]
 
+use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 
 use super::run_isa::{EachRun, Rows, RunIsa};
-use crate::quant::{self, Block, Format, MAX_BLOCK};
+use crate::quant::codebook::{Codebook, points};
+use crate::quant::{self, Block, Format, MAX_BLOCK, codebook};
 
 /// Maximum number of groups per block.
 const MAX_GROUPS: usize = MAX_BLOCK / 16;
@@ -71,6 +73,13 @@ pub(super) fn with_format<W: WithFormat>(format: Format, f: W) -> Option<W::Outp
         Format::Q8K => f.with::<Q8K>(),
         Format::Iq4Nl => f.with::<Iq4Nl>(),
         Format::Iq4Xs => f.with::<Iq4Xs>(),
+        Format::Iq1S => f.with::<Points<codebook::Iq1S>>(),
+        Format::Iq1M => f.with::<Points<codebook::Iq1M>>(),
+        Format::Iq2Xxs => f.with::<Points<codebook::Iq2Xxs>>(),
+        Format::Iq2Xs => f.with::<Points<codebook::Iq2Xs>>(),
+        Format::Iq2S => f.with::<Points<codebook::Iq2S>>(),
+        Format::Iq3Xxs => f.with::<Points<codebook::Iq3Xxs>>(),
+        Format::Iq3S => f.with::<Points<codebook::Iq3S>>(),
         Format::Mxfp4 => f.with::<Mxfp4>(),
         Format::Nvfp4 => f.with::<Nvfp4>(),
         _ => return None,
@@ -379,6 +388,43 @@ impl RunFormat for Iq4Xs {
             for g in 0..8 {
                 let scale = I::join(I::word_field(low, 4 * g, 15), I::word_field(both, 16 + 2 * g, 3), 4);
                 d.set(g, I::mul(I::byte(scale, 0, 32), d_all));
+            }
+        }
+    }
+}
+
+/// A format with a codebook, whose points are looked up one by one.
+struct Points<C>(PhantomData<C>);
+impl<C: Codebook> RunFormat for Points<C> {
+    type Block = C;
+    // Those without signs are IQ1's, up to twice their zero point.
+    const LARGEST: Option<u8> = if C::ZERO == 0 { None } else { Some(2 * C::ZERO as u8) };
+
+    #[inline(always)]
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>) {
+        let points = points();
+        for run in 0..8 {
+            // SAFETY: as for this function; the 32 bytes of each row are read where they were just written.
+            unsafe {
+                let all: [[u64; 4]; N] = each_row!(N, |r| {
+                    let block = core::slice::from_raw_parts(block.row(r), C::SIZE);
+                    C::run(points, block, run).map(u64::to_le)
+                });
+                f.run(run, I::load(Rows { first: all.as_ptr().cast(), stride: 32 }));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, [d, _]: &mut [Groups<I, N>; 2]) {
+        // SAFETY: as for this function.
+        unsafe {
+            let rows = each_row!(N, |r| core::slice::from_raw_parts(block.row(r), C::SIZE));
+            let halves = each_row!(N, |r| u32::from(C::d(rows[r])));
+            let d_all = I::mul(I::f16(I::to_words(&halves)), I::splat(C::UNIT));
+            for g in 0..256 / C::SHARE {
+                let multiples = each_row!(N, |r| u32::from(C::multiple(rows[r], g)));
+                d.set(g, I::mul(I::byte(I::to_words(&multiples), 0, 0), d_all));
             }
         }
     }
