@@ -1,12 +1,12 @@
 //! `shohin quantize`: the weights of a GGUF file in another format.
 
-use crate::convert::{self, cells, check_out, tensor_json};
+use crate::convert::{self, cells, check_out, of_options, tensor_json};
 use crate::error::Result;
 use crate::model::LayoutArgs;
 use crate::terminal::{self, bytes};
 use clap::Args;
 use serde_json::json;
-use shohin::convert::{ConvertOptions, FileType, TensorRule};
+use shohin::convert::{ConvertOptions, FileType, Importance, TensorRule};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -31,6 +31,8 @@ Examples:
   shohin quantize model-f16.gguf --type q4_k_m --out model-q4_k_m.gguf
   shohin quantize model-f16.gguf --type q4_k --tensor 'blk.*.attn_v=q6_k' --tensor token_embd=q8_0 \\
     --out model.gguf
+  shohin calibrate model-f16.gguf --text wiki.txt --out wiki.stats --imatrix wiki.imatrix.gguf
+  shohin quantize model-f16.gguf --type iq4_xs --importance wiki.imatrix.gguf --out model-iq4_xs.gguf
   shohin eval story.txt -m model-f16.gguf && shohin eval story.txt -m model-q4_k_m.gguf")]
 pub(crate) struct QuantizeArgs {
     /// The file
@@ -43,6 +45,10 @@ pub(crate) struct QuantizeArgs {
     /// mix. The last one that matches counts
     #[arg(long, value_name = "PATTERN=TYPE")]
     tensor: Vec<TensorRule>,
+    /// Weigh errors by an importance matrix: a file of `shohin calibrate` (--imatrix or --out), or of llama-imatrix. For q4_0, q4_1,
+    /// q5_0, q5_1, k-quants, iq4_nl and iq4_xs; the bytes are those of llama.cpp
+    #[arg(long, value_name = "FILE")]
+    importance: Option<PathBuf>,
     /// The file to write
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
@@ -59,6 +65,10 @@ pub(crate) struct QuantizeArgs {
 pub(crate) fn run(args: &QuantizeArgs) -> Result {
     let options = ConvertOptions::new().file_type(args.r#type).rules(args.tensor.clone());
     let options = options.replace(args.force).id42(args.layout.id42).id36(args.layout.id36);
+    let options = match &args.importance {
+        Some(path) => options.importance(Importance::read(path).map_err(of_options)?),
+        None => options,
+    };
     check_out(&args.out)?;
     let done = convert::write(&args.file, &args.out, &options)?;
     let mut out = io::stdout().lock();

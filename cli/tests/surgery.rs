@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use shohin_core::Gguf;
+use shohin_core::gguf::GgufWriter;
+use shohin_core::{Format, Gguf};
+use shohin_tests::model::{Model, Shape, Stored};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -60,6 +62,20 @@ impl Place {
             }
         }
         fs::write(self.path(name), new).unwrap();
+    }
+
+    /// A model of two layers, with random weights in `formats`, whose rows any format fits.
+    fn random(&self, name: &str, formats: impl Iterator<Item = Format>) {
+        let model = Model::new(Shape::tiny(), Stored::new(Format::F32), 1);
+        let model = Model { formats: formats.map(Stored::new).collect(), ..model };
+        fs::write(self.path(name), model.to_vec().unwrap()).unwrap();
+    }
+
+    /// The bytes of all tensors.
+    fn tensor_bytes(&self, file: &str) -> Vec<u8> {
+        let bytes = fs::read(self.path(file)).unwrap();
+        let gguf = Gguf::parse(&bytes).unwrap();
+        gguf.tensors().iter().flat_map(|info| gguf.data(info).to_vec()).collect()
     }
 
     /// The numbers of a tensor in F32.
@@ -186,6 +202,101 @@ fn statistics_are_those_of_transformers() {
     place.fails("calibrate a.gguf --tokens tokens --window 0", "the window is 0 tokens");
     place.changed("b.gguf", |name, i, x| x + 0.1 * noise(name, i));
     place.fails("calibrate b.gguf --from stats --tokens tokens --window 24", "another model than b.gguf");
+}
+
+#[test]
+fn importance_moves_errors_to_where_they_matter_less() {
+    let place = Place::new();
+    place.random("w.gguf", [Format::F32].into_iter());
+    fs::write(place.path("text"), "Mia has a red kite. The kite flies over the old mill.".repeat(4)).unwrap();
+    place.ok("calibrate w.gguf --text text --window 32 --out stats --imatrix matrix.gguf");
+    for kind in ["q4_0", "q5_1", "iq4_nl", "q2_k", "q3_k_m"] {
+        place.ok(&format!("quantize w.gguf --type {kind} --force --out plain.gguf"));
+        place.ok(&format!(
+            "quantize w.gguf --type {kind} --importance matrix.gguf --force --out weighed.gguf"
+        ));
+        for file in ["plain", "weighed"] {
+            place.ok(&format!("convert {file}.gguf --type f32 --force --out {file}-f32.gguf"));
+        }
+        for name in ["blk.0.attn_q.weight", "blk.0.ffn_down.weight", "blk.1.ffn_up.weight"] {
+            let importance = place.tensor("matrix.gguf", &format!("{name}.in_sum2"));
+            let [exact, plain, weighed] =
+                ["w.gguf", "plain-f32.gguf", "weighed-f32.gguf"].map(|file| place.tensor(file, name));
+            let error = |found: &[f32]| {
+                let errors = exact.iter().zip(found).zip(importance.iter().cycle());
+                errors.map(|((a, b), w)| f64::from(w * (a - b).powi(2))).sum::<f64>()
+            };
+            assert!(error(&weighed) < error(&plain), "{kind} {name}");
+        }
+    }
+    // The statistics have the same squares.
+    place.ok("quantize w.gguf --type q3_k_m --importance stats --out from-stats.gguf");
+    assert_eq!(place.tensor_bytes("from-stats.gguf"), place.tensor_bytes("weighed.gguf"));
+    let bytes = fs::read(place.path("weighed.gguf")).unwrap();
+    let of = Gguf::parse(&bytes).unwrap();
+    assert_eq!(of.metadata().u32("quantize.imatrix.entries_count").unwrap(), Some(14));
+    assert_eq!(of.metadata().str("quantize.imatrix.file").unwrap(), Some("matrix.gguf"));
+}
+
+#[test]
+fn importance_of_another_model_is_refused_before_anything_is_written() {
+    let place = Place::new();
+    place.random("w.gguf", [Format::F32].into_iter());
+    fs::write(place.path("text"), "Mia has a red kite. The kite flies over the old mill.".repeat(4)).unwrap();
+    place.ok("calibrate w.gguf --text text --window 32 --imatrix matrix.gguf");
+    let bytes = fs::read(place.path("matrix.gguf")).unwrap();
+    let of = Gguf::parse(&bytes).unwrap();
+    // The same file with other names, or only the first numbers of a tensor.
+    let write = |file: &str, name: &dyn Fn(&str) -> Option<String>, cut: &str| {
+        let mut w = GgufWriter::new();
+        w.set("general.type", "imatrix").unwrap();
+        let mut data = Vec::new();
+        for info in of.tensors() {
+            let Some(name) = name(info.name()) else { continue };
+            let len = if info.name() == cut { info.elements() / 2 } else { info.elements() };
+            w.tensor(&name, &[len], Format::F32).unwrap();
+            data.push(of.data(info)[..4 * len as usize].to_vec());
+        }
+        fs::write(place.path(file), w.to_vec(data).unwrap()).unwrap();
+    };
+    write("whole.gguf", &|name| Some(name.into()), "");
+    write("other.gguf", &|name| Some(name.replace("blk.1.", "blk.7.")), "");
+    write("less.gguf", &|name| (!name.contains("blk.1.ffn_up")).then(|| name.into()), "");
+    write("short.gguf", &|name| Some(name.into()), "blk.0.attn_k.weight.in_sum2");
+    place.ok("quantize w.gguf --type q4_0 --importance whole.gguf --out whole-q4_0.gguf");
+    for (file, problem) in [
+        ("other.gguf", "blk.7.attn_k.weight has importance in other.gguf, but the model has no such tensor"),
+        ("less.gguf", "blk.1.ffn_up.weight has no importance in less.gguf"),
+        (
+            "short.gguf",
+            "blk.0.attn_k.weight has importance for 1 x 128 columns in short.gguf, expected 1 x 256",
+        ),
+        ("a.gguf", "general.type is \"missing\", expected \"imatrix\""),
+        ("text", "text: "),
+        ("none", "none: "),
+    ] {
+        place.fails(&format!("quantize w.gguf --type q4_0 --importance {file} --out out.gguf"), problem);
+        assert!(!place.path("out.gguf").exists(), "{file}");
+    }
+}
+
+#[test]
+fn codebooks_are_read_and_run_but_not_written() {
+    let place = Place::new();
+    place.random("iq.gguf", Format::ALL.into_iter().filter(|format| format.has_codebook()));
+    place.ok("convert iq.gguf --type f32 --out f32.gguf");
+    fs::write(place.path("text"), "a b c d e f g h ".repeat(8)).unwrap();
+    let perplexity = |file: &str| {
+        let done = place.json(&format!("eval text -m {file} --act f32 --json"));
+        done["perplexity"].as_f64().unwrap()
+    };
+    assert_eq!(perplexity("iq.gguf"), perplexity("f32.gguf"));
+    // What is not changed is copied; the others are named.
+    place.ok("convert iq.gguf --out copy.gguf");
+    assert_eq!(place.tensor_bytes("copy.gguf"), place.tensor_bytes("iq.gguf"));
+    place.fails("quantize f32.gguf --type iq2_xs --out out.gguf", "expected one of");
+    place.fails("prune iq.gguf --sparsity 0.5 --out out.gguf", "which is only read, expected a format");
+    assert!(!place.path("out.gguf").exists());
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod file_type;
 mod float8;
 mod folder;
 mod grouped;
+mod importance;
 mod initial;
 mod json;
 mod kind;
@@ -48,6 +49,7 @@ pub use calibration::{Calibration, CalibrationText, InputStatistics, Range, Rang
 pub use combine::{MergeMethod, ModelMerge, merge_models};
 pub use error::{ConvertError, Error, Result};
 pub use file_type::{FileType, Int8, Mix};
+pub use importance::Importance;
 pub use initial::initial;
 pub use kind::{is_adapter_folder, is_folder};
 pub use merge::merge;

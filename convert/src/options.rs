@@ -1,6 +1,7 @@
 //! What to write.
 
 use crate::file_type::FileType;
+use crate::importance::Importance;
 use crate::rules::TensorRule;
 use crate::ternary::Id36;
 use shohin_core::gguf::{Id42, ReadOptions};
@@ -13,6 +14,8 @@ pub struct ConvertOptions {
     pub file_type: Option<FileType>,
     /// Formats of single tensors; the last one that matches counts.
     pub rules: Vec<TensorRule>,
+    /// How much errors of the columns of matrices count, where they are quantized.
+    pub importance: Option<Importance>,
     /// Whether a file of that name is replaced.
     pub replace: bool,
     /// The layout of tensors of type 42 in a GGUF file that does not say it.
@@ -38,6 +41,12 @@ impl ConvertOptions {
     /// Sets [`ConvertOptions::rules`](#structfield.rules).
     pub fn rules(mut self, rules: Vec<TensorRule>) -> Self {
         self.rules = rules;
+        self
+    }
+
+    /// Sets [`ConvertOptions::importance`](#structfield.importance).
+    pub fn importance(mut self, importance: Importance) -> Self {
+        self.importance = Some(importance);
         self
     }
 

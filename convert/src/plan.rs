@@ -11,7 +11,7 @@ use crate::options::ConvertOptions;
 use crate::report::ConvertedTensor;
 use crate::rules::{TensorRule, choose};
 use crate::tensor::{self, Tensor};
-use crate::{pooling, tokenizer};
+use crate::{importance, pooling, tokenizer};
 use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, Header, ReadOptions, Value};
 use shohin_core::model::lora;
 use shohin_core::quant::WeightClass;
@@ -76,7 +76,11 @@ impl<'f> Plan<'f> {
             lora::refuse_adapter(gguf)?;
             let mut w = GgufWriter::new();
             // The parts of a model become one file.
-            let others = |key: &str| ![VERSION, FILE_TYPE].contains(&key) && !key.starts_with("split.");
+            let written_anew = |key: &str| {
+                [VERSION, FILE_TYPE].contains(&key)
+                    || options.importance.is_some() && key.starts_with(importance::KEYS)
+            };
+            let others = |key: &str| !written_anew(key) && !key.starts_with("split.");
             for (key, value) in gguf.metadata().iter().filter(|(key, _)| others(key)) {
                 w.set(key, value)?;
             }
@@ -113,7 +117,11 @@ impl<'f> Plan<'f> {
             }
             Ok((tensor, format))
         };
-        let tensors: Vec<_> = tensors.into_iter().map(choose).collect::<Result<_, ConvertError>>()?;
+        let mut tensors: Vec<_> = tensors.into_iter().map(choose).collect::<Result<_, ConvertError>>()?;
+        if let Some(importance) = &options.importance {
+            importance.assign(&mut tensors)?;
+            importance.describe(&mut w)?;
+        }
         one_format_for_each_id(&tensors)?;
         // The mark by which its readers tell this layout of id 42 from the others.
         if tensors.iter().any(|(_, format)| *format == Format::Tq2_0G128) {

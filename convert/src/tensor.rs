@@ -15,6 +15,7 @@ use shohin_core::gguf::{Gguf, TensorInfo};
 use shohin_core::model::hugging_face::Values;
 use shohin_core::{Format, ModelConfig, quant};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::thread;
 
 /// A tensor to write.
@@ -37,6 +38,8 @@ pub(crate) struct Tensor<'f> {
     deltas: Vec<Delta<'f>>,
     /// `(rows, cols)`: the weights to write, in place of those of the source.
     new: Option<&'f [f32]>,
+    /// `(matrices, cols)`: how much errors of columns count.
+    pub(crate) importance: Option<Arc<[f32]>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -122,6 +125,7 @@ fn stored_tensor<'f>(gguf: &Gguf<'f>, info: &TensorInfo<'f>) -> Result<Tensor<'f
         shared: None,
         deltas: Vec::new(),
         new: None,
+        importance: None,
     })
 }
 
@@ -204,6 +208,7 @@ pub(crate) fn of_modules<'f>(
             shared: None,
             deltas,
             new: None,
+            importance: None,
         });
         all.extend(factor);
     }
@@ -250,7 +255,19 @@ fn stacked<'f>(
     let [_, cols] = shape.unwrap_or_default();
     let (order, columns) = (Order::Same, Order::Same);
     let deltas = Vec::new();
-    Ok(Tensor { name, rows, cols, vector: false, matrices, order, columns, shared: None, deltas, new: None })
+    Ok(Tensor {
+        name,
+        rows,
+        cols,
+        vector: false,
+        matrices,
+        order,
+        columns,
+        shared: None,
+        deltas,
+        new: None,
+        importance: None,
+    })
 }
 
 /// The tensors of a GGUF file under the names of a folder, in its order.
@@ -277,8 +294,8 @@ pub(crate) fn to_folder<'f>(
         tensor.matrices = weights.collect::<Result<_, _>>()?;
         let matrices = theirs.into_iter().zip(tensor.matrices);
         all.extend(matrices.map(|(name, weights)| {
-            let deltas = Vec::new();
-            (name.clone(), Tensor { name, rows, matrices: vec![weights], order, columns, deltas, ..tensor })
+            let (deltas, importance, matrices) = (Vec::new(), None, vec![weights]);
+            (name.clone(), Tensor { name, rows, matrices, order, columns, deltas, importance, ..tensor })
         }));
     }
     Ok(all)
@@ -326,7 +343,19 @@ impl<'f> Tensor<'f> {
     fn of(name: String, [rows, cols]: [usize; 2], vector: bool, weights: Weights<'f>) -> Self {
         let (order, columns) = (Order::Same, Order::Same);
         let (matrices, deltas) = (vec![weights], Vec::new());
-        Tensor { name, rows, cols, vector, matrices, order, columns, shared: None, deltas, new: None }
+        Tensor {
+            name,
+            rows,
+            cols,
+            vector,
+            matrices,
+            order,
+            columns,
+            shared: None,
+            deltas,
+            new: None,
+            importance: None,
+        }
     }
 
     /// The factor of the matrix `name`.
@@ -362,7 +391,7 @@ impl<'f> Tensor<'f> {
     }
 
     /// Rows of each of its matrices.
-    fn rows_each(&self) -> usize {
+    pub(crate) fn rows_each(&self) -> usize {
         self.rows / self.matrices.len().max(1)
     }
 
@@ -450,6 +479,7 @@ impl<'f> Tensor<'f> {
             shared,
             deltas: Vec::new(),
             new: Some(new),
+            importance: self.importance.clone(),
         }
     }
 
@@ -470,6 +500,7 @@ impl<'f> Tensor<'f> {
             shared: None,
             deltas: Vec::new(),
             new: None,
+            importance: None,
         }
     }
 
@@ -619,6 +650,12 @@ impl<'f> Tensor<'f> {
         Err(ConvertError::tensor(&self.name, problem))
     }
 
+    /// The importance of the columns of `row`.
+    fn importance_of(&self, row: usize) -> Option<&[f32]> {
+        let matrix = row / self.rows_each().max(1);
+        self.importance.as_ref()?.get(matrix * self.cols..)?.get(..self.cols)
+    }
+
     fn write_rows(&self, first: usize, format: Format, out: &mut [u8]) -> Result<Sums, ConvertError> {
         let row_bytes = self.row_bytes(format).max(1);
         let mut rows = Rows::of(self)?;
@@ -643,7 +680,10 @@ impl<'f> Tensor<'f> {
                     };
                     pack_int8(values, largest, out);
                 }
-                _ => quant::pack(format, values, out)?,
+                _ => match self.importance_of(first + i) {
+                    Some(importance) => quant::pack_by_importance(format, values, importance, out)?,
+                    None => quant::pack(format, values, out)?,
+                },
             }
             quant::unpack(format, out, &mut written)?;
             if written.iter().any(|value| !value.is_finite()) {

@@ -138,6 +138,60 @@ fn codebooks_are_those_of_gguf_py() {
     assert_eq!(compared, all["hashes"].as_object().unwrap().len());
 }
 
+/// `tests/oracle/importance.py`: the same bytes as from llama.cpp with an importance matrix.
+#[test]
+fn importance_gives_llama_cpps_bytes() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/blocks");
+    let importance = floats(&std::fs::read(dir.join("importance.f32")).unwrap());
+    let all: serde_json::Value =
+        serde_json::from_str(include_str!("../../tests/fixtures/importance.json")).unwrap();
+    let (rows, cols) = (all["rows"].as_u64().unwrap() as usize, all["cols"].as_u64().unwrap() as usize);
+    let mut x = 1u32;
+    let mut byte = || {
+        x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (x >> 24) as f32
+    };
+    let of_columns: Vec<f32> = (0..cols).map(|_| byte().powi(2) / 64.0).collect();
+    let weights: Vec<f32> = (0..rows * cols).map(|_| (byte() - 128.0) * (byte() - 128.0) / 4096.0).collect();
+    let quantized = |format: Format, weights: &[f32], importance: &[f32]| {
+        let mut packed = Vec::new();
+        for row in weights.chunks_exact(importance.len()) {
+            let mut bytes = vec![0xaa; format.row_bytes(row.len()).unwrap()];
+            quant::pack_by_importance(format, row, importance, &mut bytes).unwrap();
+            packed.extend(bytes);
+        }
+        packed
+    };
+    let mut compared = 0;
+    for format in Format::ALL.into_iter().filter(|format| format.has_quantizer()) {
+        let (src, ..) = reference(&dir, format);
+        let file = dir.join(format!("{}.imp.q", file_name(format)));
+        if !format.weighs_importance() {
+            let mut ours = vec![0; format.row_bytes(src.len()).unwrap()];
+            quant::pack(format, &src, &mut ours).unwrap();
+            assert!(quantized(format, &src, &importance) == ours && !file.exists(), "{}", format.name());
+            continue;
+        }
+        let expected = std::fs::read(file).unwrap();
+        assert_eq!(quantized(format, &src, &importance), expected, "{}", format.name());
+        let hash =
+            quantized(format, &weights, &of_columns).iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+                (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+            });
+        assert_eq!(all["hashes"][format.name()], format!("{hash:016x}"), "{}", format.name());
+        // Where nothing is important, weights are still numbers.
+        let packed = quantized(format, &src, &vec![0.0; src.len()]);
+        let mut values = vec![f32::NAN; src.len()];
+        quant::unpack(format, &packed, &mut values).unwrap();
+        assert!(values.iter().all(|value| value.is_finite()), "{}", format.name());
+        compared += 1;
+    }
+    assert_eq!(compared, all["hashes"].as_object().unwrap().len());
+    let mut packed = [0; 18];
+    let short = quant::pack_by_importance(Format::Q4_0, &[1.0; 32], &[1.0; 31], &mut packed);
+    assert!(matches!(short, Err(Error::Length { .. })));
+}
+
 #[test]
 fn a_row_is_looked_up_or_refused() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/blocks");

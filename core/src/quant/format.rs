@@ -127,6 +127,13 @@ macro_rules! formats {
                 }
             }
 
+            /// Whether [`pack_by_importance`](crate::quant::pack_by_importance) weighs errors by importance.
+            pub const fn weighs_importance(self) -> bool {
+                match self {
+                    $(Format::$format => <$block>::BY_IMPORTANCE),*
+                }
+            }
+
             /// Whether each group has a minimum beside its scale.
             pub const fn has_minimum(self) -> bool {
                 match self {

@@ -8,7 +8,7 @@
 //! candidates.
 #![forbid(unsafe_code)]
 
-use super::search::{NEGLIGIBLE, best_scale, extreme, inverse};
+use super::search::{NEGLIGIBLE, best_scale, extreme, inverse, sum_squares, weigh};
 use super::{Block, nibbles, put_f16, put_nibbles, scale::f16_at};
 
 /// The integers of IQ4_NL and IQ4_XS, denser near zero, as weights are.
@@ -24,9 +24,9 @@ pub(super) fn nearest_level(x: f32) -> u8 {
     (if x - low < high - x { above - 1 } else { above }) as u8
 }
 
-/// The best scale of a group.
-pub(super) fn search_scale(w: &[f32]) -> f32 {
-    let max = extreme(w);
+/// The best scale of the group `x`, with errors counted by `weights`.
+pub(super) fn search_scale(x: &[f32; 32], weights: &[f32; 32]) -> f32 {
+    let max = extreme(x);
     if max.abs() < NEGLIGIBLE {
         return 0.0;
     }
@@ -34,10 +34,10 @@ pub(super) fn search_scale(w: &[f32]) -> f32 {
     let others = (-7i8..=7).map(|i| (f32::from(i) + end) / max);
     let sums = |inverse: f32| {
         let (mut xq, mut qq) = (0.0, 0.0);
-        for &x in w {
+        for (&x, &w) in x.iter().zip(weights) {
             let q = f32::from(LEVELS[usize::from(nearest_level(inverse * x))]);
-            xq += x * x * q * x;
-            qq += x * x * q * q;
+            xq += w * q * x;
+            qq += w * q * q;
         }
         [xq, qq]
     };
@@ -60,9 +60,22 @@ impl Block for Iq4Nl {
     }
 
     fn pack(w: &[f32], block: &mut [u8]) {
-        let d = search_scale(w);
-        put_f16(block, 0, d);
-        let id = inverse(d);
-        put_nibbles(w, &mut block[2..18], |x| nearest_level(id * x));
+        let Some(x) = w.first_chunk() else { return };
+        quantize(x, &x.map(|x| x * x), block);
     }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], _: f32, block: &mut [u8]) {
+        let Some(x) = w.first_chunk() else { return };
+        quantize(x, &weigh(x, importance, 2.0 * sum_squares(x) / 32.0), block);
+    }
+}
+
+/// Quantizes a block, with errors counted by `weights`.
+fn quantize(x: &[f32; 32], weights: &[f32; 32], block: &mut [u8]) {
+    let d = search_scale(x, weights);
+    put_f16(block, 0, d);
+    let id = inverse(d);
+    put_nibbles(x, &mut block[2..18], |x| nearest_level(id * x));
 }

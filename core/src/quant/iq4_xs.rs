@@ -13,7 +13,7 @@
 #![forbid(unsafe_code)]
 
 use super::iq4_nl::{LEVELS, nearest_level, search_scale};
-use super::search::{extreme, inverse, nearest};
+use super::search::{extreme, inverse, nearest, sum_squares, weigh};
 use super::{Block, nibbles, put_f16, put_nibbles, scale::f16_at};
 
 pub(crate) struct Iq4Xs;
@@ -37,20 +37,39 @@ impl Block for Iq4Xs {
     }
 
     fn pack(w: &[f32], block: &mut [u8]) {
-        let groups = w.as_chunks::<32>().0;
         let mut scales = [0.0; 8];
-        scales.iter_mut().zip(groups).for_each(|(scale, w)| *scale = search_scale(w));
-        let d = -extreme(&scales) / 32.0;
-        put_f16(block, 0, d);
-        block[2..8].fill(0);
-        let id = inverse(d);
-        for (g, (w, scale)) in groups.iter().zip(scales).enumerate() {
-            let s = nearest(id * scale).clamp(-32, 31);
-            let id = inverse(d * s as f32);
-            put_nibbles(w, &mut block[8 + 16 * g..][..16], |x| nearest_level(id * x));
-            let s = (s + 32) as u8;
-            block[4 + g / 2] |= (s & 15) << (4 * (g % 2));
-            block[2 + g / 4] |= s >> 4 << (2 * (g % 4));
+        for (scale, x) in scales.iter_mut().zip(w.as_chunks().0) {
+            *scale = search_scale(x, &x.map(|x| x * x));
         }
+        finish(&scales, w, block);
+    }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], _: f32, block: &mut [u8]) {
+        let twice = 2.0 * sum_squares(w) / 256.0;
+        let mut scales = [0.0; 8];
+        for ((scale, x), importance) in
+            scales.iter_mut().zip(w.as_chunks().0).zip(importance.chunks_exact(32))
+        {
+            *scale = search_scale(x, &weigh(x, importance, twice));
+        }
+        finish(&scales, w, block);
+    }
+}
+
+/// Writes a block with about these scales of groups.
+fn finish(scales: &[f32; 8], w: &[f32], block: &mut [u8]) {
+    let d = -extreme(scales) / 32.0;
+    put_f16(block, 0, d);
+    block[2..8].fill(0);
+    let id = inverse(d);
+    for (g, (w, scale)) in w.as_chunks::<32>().0.iter().zip(scales).enumerate() {
+        let s = nearest(id * scale).clamp(-32, 31);
+        let id = inverse(d * s as f32);
+        put_nibbles(w, &mut block[8 + 16 * g..][..16], |x| nearest_level(id * x));
+        let s = (s + 32) as u8;
+        block[4 + g / 2] |= (s & 15) << (4 * (g % 2));
+        block[2 + g / 4] |= s >> 4 << (2 * (g % 4));
     }
 }

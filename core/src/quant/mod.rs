@@ -80,6 +80,14 @@ pub(crate) trait Block {
     /// Quantizes, if [`Block::PACKS`].
     fn pack(w: &[f32], block: &mut [u8]);
 
+    /// Whether [`Block::pack_by`] differs from [`Block::pack`].
+    const BY_IMPORTANCE: bool = false;
+
+    /// Quantizes, with errors counted by the importance of each weight. `mean_square` is that of the whole row.
+    fn pack_by(w: &[f32], _importance: &[f32], _mean_square: f32, block: &mut [u8]) {
+        Self::pack(w, block);
+    }
+
     /// Expands any number of blocks.
     fn unpack(packed: &[u8], out: &mut [f32]) {
         unpack_blocks(
@@ -145,6 +153,14 @@ fn put_nibbles(w: &[f32], bytes: &mut [u8], code: impl Fn(f32) -> u8) {
     let (lo, hi) = w.split_at(w.len() / 2);
     for ((b, &lo), &hi) in bytes.iter_mut().zip(lo).zip(hi) {
         *b = code(lo) | code(hi) << 4;
+    }
+}
+
+/// Writes 32 codes of at most four bits as the inverse of [`nibbles`].
+fn put_codes(codes: &[u8; 32], bytes: &mut [u8]) {
+    let (lo, hi) = codes.split_at(16);
+    for ((b, lo), hi) in bytes.iter_mut().zip(lo).zip(hi) {
+        *b = lo | hi << 4;
     }
 }
 
@@ -221,6 +237,32 @@ pub fn pack(format: Format, weights: &[f32], packed: &mut [u8]) -> Result<()> {
     with_block!(format, B => {
         let blocks = weights.chunks_exact(B::LEN).zip(packed.chunks_exact_mut(B::BYTES));
         blocks.for_each(|(w, block)| B::pack(w, block));
+    });
+    Ok(())
+}
+
+/// Quantizes a row of weights, a multiple of the format's block, by the importance of each column: mean squares of what it is
+/// multiplied with, finite and not negative. Formats without [such a quantizer](Format::weighs_importance) are written as by [`pack`].
+/// The bytes are those of llama.cpp with an importance matrix, unless all weights of a group of IQ4_NL or IQ4_XS have
+/// the importance 0: their scale is 0 then, and NaN in llama.cpp.
+///
+/// # Errors
+/// As [`pack`]; [`Error::Length`] if `importance` has another length than the row.
+pub fn pack_by_importance(format: Format, row: &[f32], importance: &[f32], packed: &mut [u8]) -> Result<()> {
+    if importance.len() != row.len() {
+        let (expected, found) = (row.len() as u64, importance.len() as u64);
+        return Err(error!(Length { what: "importance of a row's columns", expected, found }));
+    }
+    if !format.weighs_importance() {
+        return pack(format, row, packed);
+    }
+    check_lengths(format, row.len(), packed.len())?;
+    let mean_square = search::sum_squares(row) / row.len().max(1) as f32;
+    with_block!(format, B => {
+        let weights = row.chunks_exact(B::LEN).zip(importance.chunks_exact(B::LEN));
+        for ((w, importance), block) in weights.zip(packed.chunks_exact_mut(B::BYTES)) {
+            B::pack_by(w, importance, mean_square, block);
+        }
     });
     Ok(())
 }

@@ -8,8 +8,8 @@
 //! it is stored exactly as nibble 0.
 #![forbid(unsafe_code)]
 
-use super::search::{extreme, inverse};
-use super::{Block, nibbles, put_f16, put_nibbles, scale::f16_at};
+use super::search::{extreme, inverse, symmetric_scale, weigh};
+use super::{Block, nibbles, put_codes, put_f16, put_nibbles, scale::f16_at};
 
 pub(crate) struct Q4_0;
 
@@ -34,5 +34,15 @@ impl Block for Q4_0 {
         // Adding 8.5 and truncating rounds to the nearest nibble; `as` saturates at 0 and 255.
         let nibble = |v: f32| ((v * id + 8.5) as u8).min(15);
         put_nibbles(w, &mut block[2..], nibble);
+    }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], mean_square: f32, block: &mut [u8]) {
+        let Some(x) = w.first_chunk::<32>() else { return };
+        let mut codes = [0; 32];
+        let d = symmetric_scale(8, x, &weigh(x, importance, mean_square), &mut codes);
+        put_f16(block, 0, d);
+        put_codes(&codes, &mut block[2..]);
     }
 }

@@ -7,7 +7,8 @@
 //! w = n * d + m. Source: GGUF type 3. Quantizer: m = the smallest weight, d = (the largest - m) / 15.
 #![forbid(unsafe_code)]
 
-use super::{Block, nibbles, put_f16, put_nibbles, scale::f16_at, search::inverse};
+use super::search::{RangeSearch, best_range, inverse, weigh};
+use super::{Block, nibbles, put_codes, put_f16, put_nibbles, scale::f16_at};
 
 pub(crate) struct Q4_1;
 
@@ -42,5 +43,17 @@ impl Block for Q4_1 {
         // Adding 0.5 and truncating rounds to the nearest nibble; `as` saturates at 0 and 255.
         let nibble = |v: f32| (((v - min) * id + 0.5) as u8).min(15);
         put_nibbles(w, &mut block[4..], nibble);
+    }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], mean_square: f32, block: &mut [u8]) {
+        let Some(x) = w.first_chunk::<32>() else { return };
+        let mut codes = [0; 32];
+        let w = weigh(x, importance, mean_square);
+        let [d, m] = best_range(&RangeSearch::by_importance(15), x, &w, &mut codes);
+        put_f16(block, 0, d);
+        put_f16(block, 2, -m);
+        put_codes(&codes, &mut block[4..]);
     }
 }

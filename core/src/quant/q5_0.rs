@@ -8,7 +8,7 @@
 //! Quantizer: d = the weight of largest magnitude / -16, so that it is stored exactly as code 0.
 #![forbid(unsafe_code)]
 
-use super::search::{extreme, inverse};
+use super::search::{extreme, inverse, symmetric_scale, weigh};
 use super::{Block, put_f16, scale::f16_at};
 
 pub(crate) struct Q5_0;
@@ -56,5 +56,15 @@ impl Block for Q5_0 {
         put_f16(block, 0, d);
         // Adding 16.5 and truncating rounds to the nearest code; `as` saturates at 0 and 255.
         put_codes(|j| ((w[j] * id + 16.5) as u8).min(31), &mut block[2..]);
+    }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], mean_square: f32, block: &mut [u8]) {
+        let Some(x) = w.first_chunk::<32>() else { return };
+        let mut codes = [0; 32];
+        let d = symmetric_scale(16, x, &weigh(x, importance, mean_square), &mut codes);
+        put_f16(block, 0, d);
+        put_codes(|j| codes[j], &mut block[2..]);
     }
 }

@@ -8,7 +8,8 @@
 //! Quantizer: m = the smallest weight, d = (the largest - m) / 31.
 #![forbid(unsafe_code)]
 
-use super::{Block, put_f16, q5_0, scale::f16_at, search::inverse};
+use super::search::{RangeSearch, best_range, inverse, weigh};
+use super::{Block, put_f16, q5_0, scale::f16_at};
 
 pub(crate) struct Q5_1;
 
@@ -42,5 +43,17 @@ impl Block for Q5_1 {
         put_f16(block, 2, min);
         // Adding 0.5 and truncating rounds to the nearest code; `as` saturates at 0 and 255.
         q5_0::put_codes(|j| ((w[j] - min) * id + 0.5) as u8 & 31, &mut block[4..]);
+    }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], mean_square: f32, block: &mut [u8]) {
+        let Some(x) = w.first_chunk::<32>() else { return };
+        let mut codes = [0; 32];
+        let w = weigh(x, importance, mean_square);
+        let [d, m] = best_range(&RangeSearch::by_importance(31), x, &w, &mut codes);
+        put_f16(block, 0, d);
+        put_f16(block, 2, -m);
+        q5_0::put_codes(|j| codes[j], &mut block[4..]);
     }
 }

@@ -34,6 +34,112 @@ pub(super) fn inverse(x: f32) -> f32 {
     if x != 0.0 { 1.0 / x } else { 0.0 }
 }
 
+/// How much errors of the weights `x` count: as `importance` says, and more for larger ones. `mean_square` is that of the
+/// block or the row.
+pub(super) fn weigh<const N: usize>(x: &[f32; N], importance: &[f32], mean_square: f32) -> [f32; N] {
+    let mut w = [0.0; N];
+    for ((w, &x), importance) in w.iter_mut().zip(x).zip(importance) {
+        *w = importance * libm::sqrtf(mean_square + x * x);
+    }
+    w
+}
+
+/// The sum of the squares.
+pub(super) fn sum_squares(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |sum, x| sum + x * x)
+}
+
+/// The scale `d` for which `d q` is close to `x`, with integers `q` of at least `-most` and less than `most`; `codes` are `q + most`.
+pub(super) fn symmetric_scale<const N: usize>(
+    most: u8,
+    x: &[f32; N],
+    w: &[f32; N],
+    codes: &mut [u8; N],
+) -> f32 {
+    let max = extreme(x);
+    if max.abs() < NEGLIGIBLE {
+        codes.fill(0);
+        return 0.0;
+    }
+    let (bound, end) = (i32::from(most), f32::from(most));
+    let integer = |inverse: f32, x: f32| nearest(inverse * x).clamp(-bound, bound - 1);
+    let steps = (-9i8..=9).filter(|&i| i != 0);
+    let others = steps.map(|i| -(end + 0.1 * f32::from(i)) / max);
+    let sums = |inverse: f32| {
+        let (mut xq, mut qq) = (0.0, 0.0);
+        for (&x, &w) in x.iter().zip(w) {
+            let q = integer(inverse, x) as f32;
+            xq += w * x * q;
+            qq += w * q * q;
+        }
+        [xq, qq]
+    };
+    let [d, inverse] = best_scale(-end / max, others, sums);
+    *codes = x.map(|x| (integer(inverse, x) + bound) as u8);
+    d
+}
+
+/// The scale `d` for which `d q` is close to `x`, none of which is negative, with `codes` `q` of at most `most`: the best of nine
+/// scales, then coordinate descent on the codes.
+pub(super) fn positive_scale<const N: usize>(
+    most: u8,
+    x: &[f32; N],
+    w: &[f32; N],
+    codes: &mut [u8; N],
+) -> f32 {
+    let max = x.iter().fold(0.0, |max, &x| if x > max { x } else { max });
+    codes.fill(0);
+    if max < NEGLIGIBLE {
+        return 0.0;
+    }
+    let bound = i32::from(most);
+    let integer = |inverse: f32, x: f32| nearest(inverse * x).clamp(0, bound) as f32;
+    let error = |inverse: f32| {
+        let d = 1.0 / inverse;
+        x.iter().zip(w).fold(0.0, |sum, (&x, &w)| {
+            let off = x - d * integer(inverse, x);
+            sum + w * off * off
+        })
+    };
+    let mut inverse = f32::from(most) / max;
+    let mut least = error(inverse);
+    for i in (-4i8..=4).filter(|&i| i != 0) {
+        let candidate = (0.1 * f32::from(i) + f32::from(most)) / max;
+        let error = error(candidate);
+        if error < least {
+            (least, inverse) = (error, candidate);
+        }
+    }
+    let mut q = x.map(|x| integer(inverse, x));
+    let (mut sum_xq, mut sum_qq) = (0.0, 0.0);
+    for ((&x, &w), &q) in x.iter().zip(w).zip(&q) {
+        sum_xq += w * x * q;
+        sum_qq += w * q * q;
+    }
+    for _ in 0..5 {
+        let mut changed = false;
+        for ((&x, &w), q) in x.iter().zip(w).zip(&mut q) {
+            let (mut xq, mut qq) = (sum_xq - w * x * *q, sum_qq - w * *q * *q);
+            if xq > 0.0 && qq > 0.0 {
+                let new = nearest(x * qq / xq).clamp(0, bound) as f32;
+                if new != *q {
+                    xq += w * x * new;
+                    qq += w * new * new;
+                    if xq * xq * sum_qq > sum_xq * sum_xq * qq {
+                        (*q, sum_xq, sum_qq) = (new, xq, qq);
+                        changed = true;
+                    }
+                }
+            }
+        }
+        if !changed {
+            break;
+        }
+    }
+    *codes = q.map(|q| q as u8);
+    if sum_qq > 0.0 { sum_xq / sum_qq } else { 0.0 }
+}
+
 /// The best scale for one of several candidates of its inverse, and that candidate. `sums` returns the sums of
 /// `w x q` and of `w q q` over the group, with the integers `q` of a candidate.
 ///
@@ -45,7 +151,8 @@ pub(super) fn best_scale(
     sums: impl Fn(f32) -> [f32; 2],
 ) -> [f32; 2] {
     let [xq, qq] = sums(first);
-    let mut best = [xq / qq, first];
+    // Nothing counts where no weight is important.
+    let mut best = [if qq > 0.0 { xq / qq } else { 0.0 }, first];
     let mut gain = best[0] * xq;
     for candidate in others {
         let [xq, qq] = sums(candidate);
@@ -67,6 +174,13 @@ pub(super) struct RangeSearch {
     pub(super) steps: u8,
     /// Measures errors by their magnitude instead of their square.
     pub(super) magnitude: bool,
+}
+
+impl RangeSearch {
+    /// With codes up to `most`, by the importance of the weights.
+    pub(super) const fn by_importance(most: u8) -> Self {
+        RangeSearch { most, first: -0.9, step: 0.05, steps: 36, magnitude: false }
+    }
 }
 
 /// The scale `d` and the minimum `m`, 0 or positive, for which `d q - m` is close to `x`, and the codes `q`, 0 to

@@ -13,7 +13,9 @@
 #![forbid(unsafe_code)]
 
 use super::{largest, put_planes};
-use crate::quant::search::{RangeSearch, best_range, nearest, requantize};
+use crate::quant::search::{
+    RangeSearch, best_range, nearest, positive_scale, requantize, sum_squares, weigh,
+};
 use crate::quant::{Block, put_f16, scale::f16_at};
 
 const SEARCH: RangeSearch = RangeSearch { most: 3, first: -0.5, step: 0.1, steps: 15, magnitude: true };
@@ -53,20 +55,48 @@ impl Block for Q2K {
         for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut().0).enumerate() {
             [scales[g], minima[g]] = best_range(&SEARCH, w, &w.map(f32::abs), codes);
         }
-        block[..16].fill(0);
-        let mut quantize = |values: &[f32; 16], at: usize, shift: u32| {
+        let integers = |values: &[f32; 16]| {
             let largest = largest(values);
             let inverse = if largest > 0.0 { 15.0 / largest } else { 0.0 };
-            for (b, &value) in block[..16].iter_mut().zip(values) {
-                *b |= (nearest(inverse * value) as u8) << shift;
-            }
-            put_f16(block, at, largest / 15.0);
+            (largest / 15.0, values.map(|value| nearest(inverse * value) as u8))
         };
-        quantize(&scales, 80, 0);
-        quantize(&minima, 82, 4);
-        for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut::<16>().0).enumerate() {
-            requantize(w, Self::scale(block, g), -Self::minimum(block, g), 0, 3, codes);
-        }
-        put_planes(&codes, &mut block[16..80]);
+        finish([integers(&scales), integers(&minima)], w, &mut codes, block);
     }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], _: f32, block: &mut [u8]) {
+        let groups = w.as_chunks::<16>().0.iter().zip(importance.chunks_exact(16));
+        let mean_square = sum_squares(w) / 256.0;
+        let mut codes = [0; 256];
+        let (mut scales, mut minima, mut sums) = ([0.0; 16], [0.0; 16], [0.0; 16]);
+        for (g, ((x, importance), codes)) in groups.zip(codes.as_chunks_mut().0).enumerate() {
+            let weights = weigh(x, importance, mean_square);
+            sums[g] = weights.iter().sum();
+            [scales[g], minima[g]] = best_range(&RangeSearch::by_importance(3), x, &weights, codes);
+        }
+        let integers = |values: &[f32; 16]| {
+            let mut integers = [0; 16];
+            (positive_scale(15, values, &sums, &mut integers), integers)
+        };
+        finish([integers(&scales), integers(&minima)], w, &mut codes, block);
+    }
+}
+
+/// Writes the scales and the minima, each with what they are multiples of, and the codes for them.
+fn finish(
+    [(scale, scales), (minimum, minima)]: [(f32, [u8; 16]); 2],
+    w: &[f32],
+    codes: &mut [u8; 256],
+    block: &mut [u8],
+) {
+    for ((b, s), m) in block.iter_mut().zip(scales).zip(minima) {
+        *b = s | m << 4;
+    }
+    put_f16(block, 80, scale);
+    put_f16(block, 82, minimum);
+    for (g, (w, codes)) in w.as_chunks::<16>().0.iter().zip(codes.as_chunks_mut::<16>().0).enumerate() {
+        requantize(w, Q2K::scale(block, g), -Q2K::minimum(block, g), 0, 3, codes);
+    }
+    put_planes(codes, &mut block[16..80]);
 }

@@ -16,7 +16,9 @@
 #![forbid(unsafe_code)]
 
 use super::put_planes;
-use crate::quant::search::{NEGLIGIBLE, extreme, inverse, nearest, requantize};
+use crate::quant::search::{
+    NEGLIGIBLE, extreme, inverse, nearest, requantize, sum_squares, symmetric_scale, weigh,
+};
 use crate::quant::{Block, put_f16, scale::f16_at};
 
 /// The best scale of a group, and the codes that were found with it.
@@ -94,24 +96,46 @@ impl Block for Q3K {
         }
         let max = extreme(&scales);
         let id = if max != 0.0 { -32.0 / max } else { 0.0 };
-        put_f16(block, 108, inverse(id));
-        block[..32].fill(0);
-        block[96..108].fill(0);
-        for (g, scale) in scales.into_iter().enumerate() {
-            // All zeros if the largest scale is, unlike the scales of groups of zeros in other blocks.
-            let s = if max != 0.0 { (nearest(id * scale).clamp(-32, 31) + 32) as u8 } else { 0 };
-            block[96 + g % 8] |= (s & 15) << (4 * (g / 8));
-            block[104 + g % 4] |= s >> 4 << (2 * (g / 4));
-        }
-        for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut::<16>().0).enumerate() {
-            requantize(w, Self::scale(block, g), 0.0, -4, 3, codes);
-        }
-        for (p, codes) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            for (high, code) in block.iter_mut().zip(codes) {
-                *high |= (*code >> 2) << p;
-                *code &= 3;
-            }
-        }
-        put_planes(&codes, &mut block[32..96]);
+        // All zeros if the largest scale is, unlike the scales of groups of zeros in other blocks.
+        let integer =
+            |scale: f32| if max != 0.0 { (nearest(id * scale).clamp(-32, 31) + 32) as u8 } else { 0 };
+        finish(inverse(id), scales.map(integer), w, &mut codes, block);
     }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], _: f32, block: &mut [u8]) {
+        let groups = w.as_chunks::<16>().0.iter().zip(importance.chunks_exact(16));
+        let twice = 2.0 * sum_squares(w) / 256.0;
+        let mut codes = [0; 256];
+        let (mut scales, mut sums, mut integers) = ([0.0; 16], [0.0; 16], [0; 16]);
+        for (g, ((x, importance), codes)) in groups.zip(codes.as_chunks_mut().0).enumerate() {
+            let weights = weigh(x, importance, twice);
+            sums[g] = weights.iter().sum();
+            scales[g] = symmetric_scale(4, x, &weights, codes);
+        }
+        let d = symmetric_scale(32, &scales, &sums, &mut integers);
+        finish(d, integers, w, &mut codes, block);
+    }
+}
+
+/// Writes the scale of the block and those of groups, plus 32, and the codes for them.
+fn finish(d: f32, scales: [u8; 16], w: &[f32], codes: &mut [u8; 256], block: &mut [u8]) {
+    put_f16(block, 108, d);
+    block[..32].fill(0);
+    block[96..108].fill(0);
+    for (g, s) in scales.into_iter().enumerate() {
+        block[96 + g % 8] |= (s & 15) << (4 * (g / 8));
+        block[104 + g % 4] |= s >> 4 << (2 * (g / 4));
+    }
+    for (g, (w, codes)) in w.as_chunks::<16>().0.iter().zip(codes.as_chunks_mut::<16>().0).enumerate() {
+        requantize(w, Q3K::scale(block, g), 0.0, -4, 3, codes);
+    }
+    for (p, codes) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        for (high, code) in block.iter_mut().zip(codes) {
+            *high |= (*code >> 2) << p;
+            *code &= 3;
+        }
+    }
+    put_planes(codes, &mut block[32..96]);
 }

@@ -17,7 +17,9 @@
 #![forbid(unsafe_code)]
 
 use super::largest;
-use crate::quant::search::{RangeSearch, best_range, nearest, requantize};
+use crate::quant::search::{
+    RangeSearch, best_range, nearest, positive_scale, requantize, sum_squares, weigh,
+};
 use crate::quant::{Block, put_f16, scale::f16_at};
 
 const SEARCH: RangeSearch = RangeSearch { most: 15, first: -1.0, step: 0.1, steps: 20, magnitude: false };
@@ -41,18 +43,52 @@ pub(super) fn quantize<B: Block>(search: &RangeSearch, w: &[f32], block: &mut [u
     let mut codes = [0; 256];
     let (mut scales, mut minima) = ([0.0; 8], [0.0; 8]);
     for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut().0).enumerate() {
-        let squares = w.iter().fold(0.0, |sum, x| sum + x * x);
-        let rms = libm::sqrtf(squares / 32.0);
+        let rms = libm::sqrtf(sum_squares(w) / 32.0);
         [scales[g], minima[g]] = best_range(search, w, &w.map(|x| rms + x.abs()), codes);
     }
-    let [scale, minimum] = [largest(&scales), largest(&minima)];
-    let [inverse_scale, inverse_minimum] = [scale, minimum].map(|x| if x > 0.0 { 63.0 / x } else { 0.0 });
-    put_f16(block, 0, scale / 63.0);
-    put_f16(block, 2, minimum / 63.0);
+    let integers = |values: &[f32; 8]| {
+        let largest = largest(values);
+        let inverse = if largest > 0.0 { 63.0 / largest } else { 0.0 };
+        (largest / 63.0, values.map(|value| (nearest(inverse * value) as u8).min(63)))
+    };
+    let both = [integers(&scales), integers(&minima)];
+    finish::<B>(search.most, both, w, &mut codes, block);
+    codes
+}
+
+/// [`quantize`] by the importance of the weights.
+pub(super) fn quantize_by<B: Block>(most: u8, w: &[f32], importance: &[f32], block: &mut [u8]) -> [u8; 256] {
+    let groups = w.as_chunks::<32>().0.iter().zip(importance.chunks_exact(32));
+    let twice = 2.0 * sum_squares(w) / 256.0;
+    let mut codes = [0; 256];
+    let (mut scales, mut minima, mut sums) = ([0.0; 8], [0.0; 8], [0.0; 8]);
+    for (g, ((x, importance), codes)) in groups.zip(codes.as_chunks_mut().0).enumerate() {
+        let weights = weigh(x, importance, twice);
+        sums[g] = weights.iter().sum();
+        [scales[g], minima[g]] = best_range(&RangeSearch::by_importance(most), x, &weights, codes);
+    }
+    let integers = |values: &[f32; 8]| {
+        let mut integers = [0; 8];
+        (positive_scale(63, values, &sums, &mut integers), integers)
+    };
+    let both = [integers(&scales), integers(&minima)];
+    finish::<B>(most, both, w, &mut codes, block);
+    codes
+}
+
+/// Writes the scales and the minima, each with what they are multiples of, and finds the codes for them.
+fn finish<B: Block>(
+    most: u8,
+    [(scale, scales), (minimum, minima)]: [(f32, [u8; 8]); 2],
+    w: &[f32],
+    codes: &mut [u8; 256],
+    block: &mut [u8],
+) {
+    put_f16(block, 0, scale);
+    put_f16(block, 2, minimum);
     let bytes = &mut block[4..16];
     for g in 0..8 {
-        let s = (nearest(inverse_scale * scales[g]) as u8).min(63);
-        let m = (nearest(inverse_minimum * minima[g]) as u8).min(63);
+        let (s, m) = (scales[g], minima[g]);
         if g < 4 {
             [bytes[g], bytes[4 + g]] = [s, m];
         } else {
@@ -61,10 +97,10 @@ pub(super) fn quantize<B: Block>(search: &RangeSearch, w: &[f32], block: &mut [u
             bytes[g] |= m >> 4 << 6;
         }
     }
-    for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut::<32>().0).enumerate() {
-        requantize(w, B::scale(block, g), -B::minimum(block, g), 0, i32::from(search.most), codes);
+    let groups = w.as_chunks::<32>().0.iter().zip(codes.as_chunks_mut::<32>().0);
+    for (g, (w, codes)) in groups.enumerate() {
+        requantize(w, B::scale(block, g), -B::minimum(block, g), 0, i32::from(most), codes);
     }
-    codes
 }
 
 /// Writes the low nibbles of 256 codes, as Q4_K and Q5_K have them.
@@ -105,6 +141,13 @@ impl Block for Q4K {
 
     fn pack(w: &[f32], block: &mut [u8]) {
         let codes = quantize::<Self>(&SEARCH, w, block);
+        put_nibbles(&codes, &mut block[16..144]);
+    }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], _: f32, block: &mut [u8]) {
+        let codes = quantize_by::<Self>(15, w, importance, block);
         put_nibbles(&codes, &mut block[16..144]);
     }
 }

@@ -9,7 +9,7 @@
 //! w = q * (d * s) - dmin * m. Source: GGUF type 13. Quantizer as for Q4_K.
 #![forbid(unsafe_code)]
 
-use super::q4_k::{put_nibbles, quantize, scale_and_minimum};
+use super::q4_k::{put_nibbles, quantize, quantize_by, scale_and_minimum};
 use crate::quant::{Block, scale::f16_at, search::RangeSearch};
 
 const SEARCH: RangeSearch = RangeSearch { most: 31, first: -0.5, step: 0.1, steps: 15, magnitude: false };
@@ -45,12 +45,22 @@ impl Block for Q5K {
     }
 
     fn pack(w: &[f32], block: &mut [u8]) {
-        let codes = quantize::<Self>(&SEARCH, w, block);
-        let (high, nibbles) = block[16..176].split_at_mut(32);
-        high.fill(0);
-        for (g, codes) in codes.as_chunks::<32>().0.iter().enumerate() {
-            high.iter_mut().zip(codes).for_each(|(high, code)| *high |= code >> 4 << g);
-        }
-        put_nibbles(&codes, nibbles);
+        put_codes(&quantize::<Self>(&SEARCH, w, block), block);
     }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], _: f32, block: &mut [u8]) {
+        put_codes(&quantize_by::<Self>(31, w, importance, block), block);
+    }
+}
+
+/// Writes the high bits and the low nibbles of the codes of a block.
+fn put_codes(codes: &[u8; 256], block: &mut [u8]) {
+    let (high, nibbles) = block[16..176].split_at_mut(32);
+    high.fill(0);
+    for (g, codes) in codes.as_chunks::<32>().0.iter().enumerate() {
+        high.iter_mut().zip(codes).for_each(|(high, code)| *high |= code >> 4 << g);
+    }
+    put_nibbles(codes, nibbles);
 }

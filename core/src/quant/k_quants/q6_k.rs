@@ -12,32 +12,8 @@
 //! w², of 19 candidates.
 #![forbid(unsafe_code)]
 
-use crate::quant::search::{NEGLIGIBLE, best_scale, extreme, inverse, nearest, requantize};
+use crate::quant::search::{NEGLIGIBLE, extreme, inverse, nearest, requantize, symmetric_scale};
 use crate::quant::{Block, put_f16, scale::f16_at};
-
-/// The best scale of a group, and its codes.
-fn search_scale(x: &[f32; 16], codes: &mut [u8; 16]) -> f32 {
-    let max = extreme(x);
-    if max.abs() < NEGLIGIBLE {
-        codes.fill(0);
-        return 0.0;
-    }
-    let integer = |inverse: f32, x: f32| nearest(inverse * x).clamp(-32, 31);
-    let steps = (-9i8..=9).filter(|&i| i != 0);
-    let others = steps.map(|i| -(32.0 + 0.1 * f32::from(i)) / max);
-    let sums = |inverse: f32| {
-        let (mut xq, mut qq) = (0.0, 0.0);
-        for &x in x {
-            let (w, q) = (x * x, integer(inverse, x) as f32);
-            xq += w * x * q;
-            qq += w * q * q;
-        }
-        [xq, qq]
-    };
-    let [d, inverse] = best_scale(-32.0 / max, others, sums);
-    *codes = x.map(|x| (integer(inverse, x) + 32) as u8);
-    d
-}
 
 pub(crate) struct Q6K;
 
@@ -65,30 +41,43 @@ impl Block for Q6K {
     }
 
     fn pack(w: &[f32], block: &mut [u8]) {
-        let groups = w.as_chunks::<16>().0;
-        let mut codes = [0; 256];
-        let mut scales = [0.0; 16];
-        for ((w, codes), scale) in groups.iter().zip(codes.as_chunks_mut().0).zip(&mut scales) {
-            *scale = search_scale(w, codes);
-        }
-        block.fill(0);
-        let max = extreme(&scales);
-        if max.abs() < NEGLIGIBLE {
-            return;
-        }
-        let id = -128.0 / max;
-        put_f16(block, 208, inverse(id));
-        for (b, scale) in block[192..208].iter_mut().zip(scales) {
-            *b = nearest(id * scale).min(127) as u8;
-        }
-        for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut::<16>().0).enumerate() {
-            requantize(w, Self::scale(block, g), 0.0, -32, 31, codes);
-        }
-        let (nibbles, pairs) = block[..192].split_at_mut(128);
-        for (j, code) in codes.into_iter().enumerate() {
-            let (half, k, m) = (j / 128, j / 32 % 4, j % 32);
-            nibbles[64 * half + 32 * (k % 2) + m] |= (code & 15) << (k / 2 * 4);
-            pairs[32 * half + m] |= code >> 4 << (2 * k);
-        }
+        quantize(w, |_, x| x.map(|x| x * x), block);
+    }
+
+    const BY_IMPORTANCE: bool = true;
+
+    fn pack_by(w: &[f32], importance: &[f32], _: f32, block: &mut [u8]) {
+        let importance = importance.as_chunks::<16>().0;
+        quantize(w, |g, _| importance[g], block);
+    }
+}
+
+/// Quantizes a block, with errors counted by `weights` of a group, given its number and its weights.
+fn quantize(w: &[f32], weights: impl Fn(usize, &[f32; 16]) -> [f32; 16], block: &mut [u8]) {
+    let groups = w.as_chunks::<16>().0;
+    let mut codes = [0; 256];
+    let mut scales = [0.0; 16];
+    let of_groups = groups.iter().zip(codes.as_chunks_mut().0).zip(&mut scales);
+    for (g, ((x, codes), scale)) in of_groups.enumerate() {
+        *scale = symmetric_scale(32, x, &weights(g, x), codes);
+    }
+    block.fill(0);
+    let max = extreme(&scales);
+    if max.abs() < NEGLIGIBLE {
+        return;
+    }
+    let id = -128.0 / max;
+    put_f16(block, 208, inverse(id));
+    for (b, scale) in block[192..208].iter_mut().zip(scales) {
+        *b = nearest(id * scale).min(127) as u8;
+    }
+    for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut::<16>().0).enumerate() {
+        requantize(w, Q6K::scale(block, g), 0.0, -32, 31, codes);
+    }
+    let (nibbles, pairs) = block[..192].split_at_mut(128);
+    for (j, code) in codes.into_iter().enumerate() {
+        let (half, k, m) = (j / 128, j / 32 % 4, j % 32);
+        nibbles[64 * half + 32 * (k % 2) + m] |= (code & 15) << (k / 2 * 4);
+        pairs[32 * half + m] |= code >> 4 << (2 * k);
     }
 }
