@@ -38,7 +38,7 @@ pub(crate) struct Config {
     /// How MLX packed the weights.
     pub(crate) mlx: Option<Mlx>,
     /// Rows and columns of the blocks of floats of 8 bits that have a scale.
-    pub(crate) float8_block: Option<(u32, u32)>,
+    pub(crate) float8: Option<Float8Scales>,
     /// How transformers' BitNet packed the weights.
     pub(crate) bitnet: Option<BitNet>,
     /// What the rotary frequencies are divided by, for scalings that GGUF files have as tensors: their names in GGUF, and
@@ -64,7 +64,7 @@ impl Config {
             experts: c.experts.map_or(0, |experts| experts.count as u32),
             tied: c.tied_embeddings,
             mlx: None,
-            float8_block: None,
+            float8: None,
             bitnet: None,
             rope_factors: Vec::new(),
         })
@@ -123,7 +123,7 @@ impl Config {
             experts: settings.whole("expert_count"),
             tied: present(root, "tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
             mlx: Mlx::read(root)?,
-            float8_block: float8_block(root)?,
+            float8: float8_scales(root)?,
             bitnet: BitNet::read(root)?,
             rope_factors: Vec::new(),
         };
@@ -607,26 +607,67 @@ impl BitNet {
     }
 }
 
-/// `quantization_config`: rows and columns of the blocks of FP8 weights.
-fn float8_block(root: &Value) -> Result<Option<(u32, u32)>, ConvertError> {
+/// What FP8 weights are multiplied by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Float8Scales {
+    /// The end of the scales' names: `_scale_inv` or `_scale`.
+    pub(crate) suffix: &'static str,
+    /// Rows and columns that share a scale; otherwise a whole matrix or a row does, which the number of scales says.
+    pub(crate) block: Option<(u32, u32)>,
+}
+
+/// `quantization_config` of FP8 weights.
+fn float8_scales(root: &Value) -> Result<Option<Float8Scales>, ConvertError> {
     let config = present(root, "quantization_config");
     // MLX repeats its settings there.
     let Some(config) = config.filter(|_| present(root, "quantization").is_none()) else { return Ok(None) };
     let method = present(config, "quant_method");
     match method.and_then(Value::as_str) {
-        Some("fp8") => {}
-        Some(BITNET) => return Ok(None),
+        Some("fp8") => {
+            let block = block_of(config, "quantization_config.weight_block_size", "weight_block_size")?;
+            Ok(Some(Float8Scales { suffix: "_scale_inv", block }))
+        }
+        Some("fbgemm_fp8") => Ok(Some(Float8Scales { suffix: "_scale", block: None })),
+        Some("compressed-tensors") => {
+            Ok(Some(Float8Scales { suffix: "_scale", block: compressed_tensors(config)? }))
+        }
+        Some(BITNET) => Ok(None),
+        _ => Err(wrong(
+            "quantization_config.quant_method",
+            method,
+            "fp8, fbgemm_fp8, compressed-tensors of FP8, bitnet, or MLX's quantization",
+        )),
+    }
+}
+
+/// The blocks of the groups of modules, whose weights must all be FP8.
+fn compressed_tensors(config: &Value) -> Result<Option<(u32, u32)>, ConvertError> {
+    let groups = present(config, "config_groups").and_then(Value::as_object);
+    let mut blocks = Vec::new();
+    for group in groups.into_iter().flat_map(|groups| groups.values()) {
+        let weights = present(group, "weights").unwrap_or(&Value::Null);
+        let kind = (present(weights, "type").and_then(Value::as_str), present(weights, "num_bits"));
+        if !matches!(kind, (Some("float"), Some(bits)) if *bits == 8) {
+            let key = "quantization_config.config_groups: the weights of a group";
+            return Err(wrong(key, Some(weights), "floats of 8 bits"));
+        }
+        let key = "quantization_config.config_groups: block_structure";
+        blocks.push(block_of(weights, key, "block_structure")?);
+    }
+    match blocks[..] {
+        [first, ref others @ ..] if others.iter().all(|block| *block == first) => Ok(first),
         _ => {
-            return Err(wrong(
-                "quantization_config.quant_method",
-                method,
-                "fp8, bitnet, or MLX's quantization",
-            ));
+            let found = present(config, "config_groups");
+            Err(wrong("quantization_config.config_groups", found, "groups with the same blocks"))
         }
     }
-    let found = present(config, "weight_block_size");
-    let refused = || wrong("quantization_config.weight_block_size", found, "two whole numbers");
-    let sizes = found.and_then(Value::as_array).ok_or_else(refused)?;
+}
+
+/// The two numbers that `config` has for `name`, which is `key` in the file, if any.
+fn block_of(config: &Value, key: &str, name: &str) -> Result<Option<(u32, u32)>, ConvertError> {
+    let Some(found) = present(config, name) else { return Ok(None) };
+    let refused = || wrong(key, Some(found), "two whole numbers");
+    let sizes = found.as_array().ok_or_else(refused)?;
     let size = |i: usize| {
         let size = sizes.get(i)?.as_u64()?;
         u32::try_from(size).ok().filter(|size| *size > 0)

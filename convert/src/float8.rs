@@ -1,5 +1,6 @@
 //! Floats of 8 bits.
 
+use crate::config::Float8Scales;
 use crate::error::ConvertError;
 use crate::stored::{Stored, float};
 use safetensors::tensor::Dtype;
@@ -49,24 +50,30 @@ impl Kind {
 }
 
 impl<'f> Float8<'f> {
-    /// The weights of tensor `name`, with the scales of its blocks; `None` if they are not floats of 8 bits.
+    /// The weights of tensor `name`, with the scales of its blocks, rows or the whole; `None` if they are not floats of 8 bits.
     pub(crate) fn of(
         name: &str,
         weights: &Stored<'f>,
         scales: Option<&Stored<'f>>,
-        block: Option<(u32, u32)>,
+        config: Option<Float8Scales>,
     ) -> Result<Option<Float8<'f>>, ConvertError> {
         let kind = match weights.dtype {
             Dtype::F8_E4M3 => Kind::E4M3,
             Dtype::F8_E5M2 => Kind::E5M2,
             _ => return Ok(None),
         };
-        let scales = match (scales, block) {
+        let scales = match (scales, config) {
             (None, None) => None,
-            (Some(scales), Some((rows, cols))) => {
-                let block = [rows as usize, cols as usize];
+            (Some(scales), Some(config)) => {
+                let of_rows = scales.vector && scales.cols == weights.rows;
+                let block = match config.block {
+                    Some((rows, cols)) => [rows as usize, cols as usize],
+                    None if scales.rows * scales.cols == 1 => [weights.rows, weights.cols],
+                    None => [1, weights.cols],
+                };
                 let blocks = [weights.rows.div_ceil(block[0]), weights.cols.div_ceil(block[1])];
-                if [scales.rows, scales.cols] != blocks {
+                let is_vector_of_rows = of_rows && blocks == [weights.rows, 1];
+                if [scales.rows, scales.cols] != blocks && !is_vector_of_rows {
                     let problem = format!(
                         "has {} by {} scales, expected {} by {}",
                         scales.rows, scales.cols, blocks[0], blocks[1]
@@ -76,9 +83,11 @@ impl<'f> Float8<'f> {
                 let format = float(name, scales.dtype)?;
                 Some(Scales { block, per_row: blocks[1], format, data: scales.data })
             }
-            (None, Some(_)) => return Err(ConvertError::tensor(name, "has no weight_scale_inv")),
+            (None, Some(config)) => {
+                return Err(ConvertError::tensor(name, format!("has no weight{}", config.suffix)));
+            }
             (Some(_), None) => {
-                let problem = "has scales, but config.json does not say the size of their blocks";
+                let problem = "has scales, but config.json does not say what they are of";
                 return Err(ConvertError::tensor(name, problem));
             }
         };

@@ -28,16 +28,18 @@ pub(crate) fn stored(shards: &[(PathBuf, Mmap)]) -> Result<BTreeMap<String, Stor
             .map_err(|error| refused(ConvertError::SafeTensors { problem: error.to_string() }))?;
         for (name, view) in file.iter() {
             let (rows, cols) = match *view.shape() {
+                [] => (1, 1),
                 [cols] => (1, cols),
                 [rows, cols] => (rows, cols),
                 // A convolution of each channel by itself.
                 [rows, 1, cols] if is_convolution(name) => (rows, cols),
                 _ => {
-                    let problem = format!("has the shape {:?}, expected one or two dimensions", view.shape());
+                    let problem =
+                        format!("has the shape {:?}, expected at most two dimensions", view.shape());
                     return Err(refused(ConvertError::tensor(name, problem)));
                 }
             };
-            let vector = view.shape().len() == 1 || is_convolution(name);
+            let vector = view.shape().len() < 2 || is_convolution(name);
             let stored = Stored { dtype: view.dtype(), rows, cols, vector, data: view.data() };
             if all.insert(name.to_string(), stored).is_some() {
                 return Err(refused(ConvertError::tensor(name, "is in two files")));

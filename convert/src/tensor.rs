@@ -148,7 +148,11 @@ pub(crate) fn modules<'f>(
             "weight" => {}
             // Read with the weights.
             "scales" | "biases" if config.mlx.is_some() => continue,
-            "weight_scale_inv" if config.float8_block.is_some() => continue,
+            "weight_scale_inv" | "weight_scale" | "input_scale" | "input_scale_ub" | "activation_scale"
+                if config.float8.is_some() =>
+            {
+                continue;
+            }
             "weight_scale" if config.bitnet.is_some() => continue,
             _ if names::to_gguf(&format!("{prefix}{name}"), config).is_ok() => {}
             _ => return Err(ConvertError::tensor(name, "is not part of this architecture")),
@@ -308,8 +312,9 @@ fn one_by_one<'f>(
     stored: &BTreeMap<String, Stored<'f>>,
     config: &Config,
 ) -> Result<Weights<'f>, ConvertError> {
-    let scales = stored.get(&format!("{name}_scale_inv"));
-    Ok(match Float8::of(name, tensor, scales, config.float8_block)? {
+    let suffix = config.float8.map_or("_scale_inv", |scales| scales.suffix);
+    let scales = stored.get(&format!("{name}{suffix}"));
+    Ok(match Float8::of(name, tensor, scales, config.float8)? {
         Some(float8) => Weights::Float8(float8),
         None if scales.is_some() => {
             let problem =

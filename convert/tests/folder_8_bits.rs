@@ -194,6 +194,79 @@ fn floats_of_8_bits_have_a_scale_for_each_block() {
     assert!(error.contains("quant_method is \"gptq\", expected fp8"), "{error}");
 }
 
+/// As other quantizers write them: a scale for the matrix, for each row, or for each block, in `weight_scale`.
+#[test]
+fn floats_of_8_bits_have_a_scale_for_the_matrix_or_for_each_row() {
+    const NAME: &str = "model.layers.1.mlp.down_proj.weight";
+    let values = fs::read(fixture("float8_e4m3fn.f32")).unwrap();
+    let group = |weights: Value| {
+        let groups = json!({"group_0": {"targets": ["Linear"], "weights": weights}});
+        json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups})
+    };
+    let float8 = |strategy: &str| group(json!({"num_bits": 8, "type": "float", "strategy": strategy}));
+    let block = json!({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 24]});
+    type Scales = fn([usize; 2]) -> Vec<usize>;
+    let cases: [(Value, &str, Scales); 7] = [
+        (json!({"quant_method": "fp8", "weight_block_size": null}), "_scale_inv", |_| vec![]),
+        (json!({"quant_method": "fbgemm_fp8"}), "_scale", |[rows, _]| vec![rows, 1]),
+        (float8("channel"), "_scale", |[rows, _]| vec![rows, 1]),
+        (float8("channel"), "_scale", |[rows, _]| vec![rows]),
+        (float8("tensor"), "_scale", |_| vec![1]),
+        (float8("tensor"), "_scale", |_| vec![]),
+        (group(block), "_scale", |[rows, cols]| vec![rows.div_ceil(16), cols.div_ceil(24)]),
+    ];
+    let scaled = |suffix: &str, of: Scales, more: usize| {
+        let suffix = suffix.to_string();
+        move |tensors: &mut Tensors| {
+            let (dtype, shape, data) = tensors.get_mut(NAME).unwrap();
+            *data = (0..shape.iter().product()).map(|i: usize| (i % 251 / 2) as u8).collect();
+            *dtype = Dtype::F8_E4M3;
+            let mut shape = of([shape[0], shape[1]]);
+            if let Some(first) = shape.first_mut() {
+                *first += more;
+            }
+            let scales = (0..shape.iter().product()).flat_map(|i: usize| (1.1 + i as f32).to_le_bytes());
+            let scales = (Dtype::F32, shape.clone(), scales.collect());
+            tensors.insert(format!("{NAME}{suffix}"), scales);
+            // What activations are divided by elsewhere.
+            let scale = (Dtype::F32, vec![1], 1f32.to_le_bytes().to_vec());
+            tensors.insert(NAME.replace(".weight", ".input_scale"), scale);
+        }
+    };
+    for (config, suffix, of) in cases {
+        let set = |root: &mut Value| root["quantization_config"] = config.clone();
+        let file = converted("qwen3", set, scaled(suffix, of, 0));
+        let gguf = Gguf::parse(&file).unwrap();
+        let matrix = gguf.matrix("blk.1.ffn_down.weight").unwrap();
+        let shape = of([matrix.rows(), matrix.cols()]);
+        let blocks = shape.iter().product::<usize>();
+        let mut row = vec![0.0; matrix.cols()];
+        for r in 0..matrix.rows() {
+            matrix.unpack_row(r, &mut row).unwrap();
+            for (k, w) in row.iter().enumerate() {
+                let at = (r * matrix.cols() + k) % 251 / 2 * 4;
+                let value = f32::from_le_bytes(values[at..at + 4].try_into().unwrap());
+                let scale = match blocks {
+                    1 => 0,
+                    _ if blocks == matrix.rows() => r,
+                    _ => r / 16 * shape[1] + k / 24,
+                };
+                assert_eq!(*w, value * (1.1 + scale as f32), "{config}");
+            }
+        }
+        if blocks > 1 {
+            let error = convert_changed("qwen3", set, scaled(suffix, of, 1)).unwrap_err().to_string();
+            assert!(error.contains(NAME) && error.contains("scales, expected"), "{error}");
+        }
+        let other = convert_changed("qwen3", set, scaled("_zero", of, 0)).unwrap_err().to_string();
+        assert!(other.contains(NAME), "{other}");
+    }
+    let integers = group(json!({"num_bits": 8, "type": "int", "strategy": "channel"}));
+    let set = |root: &mut Value| root["quantization_config"] = integers.clone();
+    let error = convert_changed("qwen3", set, |_| ()).unwrap_err().to_string();
+    assert!(error.contains("config_groups") && error.contains("expected floats of 8 bits"), "{error}");
+}
+
 /// Powers of two, as in the folders of DeepSeek-V3.1, leave 4 bits of mantissa.
 #[test]
 fn floats_of_8_bits_with_scales_are_as_small_as_is_exact() {

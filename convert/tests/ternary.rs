@@ -135,7 +135,11 @@ fn other_kinds_of_folders_are_refused_by_name() {
     for (key, value, want) in [
         ("linear_class", "linear", "linear_class is \"linear\", expected bitlinear or autobitlinear"),
         ("quantization_mode", "online", "quantization_mode is \"online\", expected offline"),
-        ("quant_method", "gptq", "quant_method is \"gptq\", expected fp8, bitnet, or MLX's quantization"),
+        (
+            "quant_method",
+            "gptq",
+            "quant_method is \"gptq\", expected fp8, fbgemm_fp8, compressed-tensors of FP8, bitnet, or MLX's quantization",
+        ),
     ] {
         let folder = folder(|config| config["quantization_config"][key] = value.into());
         let found = converted(folder.path(), &ConvertOptions::new()).unwrap_err().to_string();
