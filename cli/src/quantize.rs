@@ -13,8 +13,8 @@ use std::path::PathBuf;
 /// Write a GGUF file with its weights in another format
 ///
 /// Every matrix gets the format TYPE, with the same bytes as from `llama-quantize --pure` for the formats that llama.cpp
-/// has; norms stay in F32, also where a pattern matches them. A mix, such as q4_k_m, gives llama.cpp's formats and bytes
-/// without an importance matrix; int8_channel and int8_tensor give Q8_0 with one scale for a row or a matrix. Prints
+/// has; norms stay in F32, also where a pattern matches them. A mix, such as q4_k_m, gives llama.cpp's formats and bytes;
+/// int8_channel and int8_tensor give Q8_0 with one scale for a row or a matrix. Prints
 /// each matrix's formats and error: the root mean square of the differences, relative to that of the weights.
 /// FILE may also be a Hugging Face folder.
 #[derive(Debug, Args)]
