@@ -3,7 +3,7 @@
 use crate::args::whole;
 use crate::bandwidth::bandwidth;
 use crate::error::{CliError, Result};
-use crate::model::{ModelArgs, activations, finish_caching, settings, weights};
+use crate::model::{BareArgs, ModelArgs, activations, finish_caching, settings, weights};
 use crate::peak_compute::peak_int8;
 use crate::progress::progress;
 use crate::terminal::{self, round, short};
@@ -28,11 +28,13 @@ use std::time::Instant;
 #[command(after_help = "\
 Examples:
   shohin bench
-  shohin bench -m bonsai-1.7b --prefill 64,512 --decode 64 --threads 4
-  shohin bench -m bonsai-1.7b --prefill 0 --decode 32 --depth 4096
-  shohin bench -m bonsai-1.7b --decode 0 --verify 4,8
-  shohin bench -m bonsai-1.7b --json > bench.json")]
+  shohin bench bonsai-1.7b --prefill 64,512 --decode 64 --threads 4
+  shohin bench bonsai-1.7b --prefill 0 --decode 32 --depth 4096
+  shohin bench bonsai-1.7b --decode 0 --verify 4,8
+  shohin bench bonsai-1.7b --json > bench.json")]
 pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) bare: BareArgs,
     /// Prompt lengths in tokens
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,512", allow_negative_numbers = true, value_parser = whole::<usize>)]
     prefill: Vec<usize>,

@@ -4,7 +4,7 @@ use crate::args::whole;
 use crate::editor::{Editor, Typed};
 use crate::error::{CliError, Result, file_error};
 use crate::input::{MAX_TEXT, read_line};
-use crate::model::{ModelArgs, finish_caching, settings, template_warning, weights};
+use crate::model::{BareArgs, ModelArgs, finish_caching, settings, template_warning, weights};
 use crate::reply::{follow, line, reason_text, recovered};
 use crate::sampling::SamplingArgs;
 use crate::session;
@@ -34,21 +34,24 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 Examples:
   shohin chat
-  shohin chat -m ternary-bonsai-1.7b --system \"Answer in one sentence.\"
+  shohin chat ternary-bonsai-1.7b --system \"Answer in one sentence.\"
   shohin chat --preset greedy
   shohin chat --context 1024 --overflow shift
   shohin chat --session diary.session
-  shohin chat -m bonsai-8b --tools weather.json --tool weather=./weather.sh
+  shohin chat bonsai-8b --tools weather.json --tool weather=./weather.sh
   printf 'My name is Zoe.\\nWhat is my name?\\n' | shohin chat")]
 pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) bare: BareArgs,
     /// System message
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
-    /// Resume from FILE if it exists; save on exit, or with MPI after each reply. Nothing is computed again; the file holds
-    /// the keys and values of all tokens, and is for this model and these settings
+    /// Resume from FILE if it exists; save on exit, or with MPI after each reply
+    ///
+    /// Nothing is computed again: the file holds the keys and values of all tokens, and is for this model and these settings.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
-    /// Let a reasoning model think before it answers, with --think=N for at most N tokens
+    /// Let a reasoning model think before it answers, for at most N tokens if set
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, value_parser = whole::<usize>)]
     think: Option<Option<usize>>,
     /// Maximum tokens per reply [default: until the context is full]

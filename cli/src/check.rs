@@ -1,7 +1,7 @@
 //! `shohin check`: whether this engine runs a model as it should.
 
 use crate::error::{CliError, Result};
-use crate::model::{AdapterArgs, DeviceArgs, EngineArgs, FileArgs, ModelArgs};
+use crate::model::{AdapterArgs, BareArgs, DeviceArgs, EngineArgs, FileArgs, ModelArgs};
 use crate::progress::progress;
 use crate::terminal::{self, Colours, remark};
 use clap::Args;
@@ -22,13 +22,15 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
-  shohin check -m bonsai-1.7b
-  shohin check -m ternary-bonsai-1.7b --gpu
+  shohin check bonsai-1.7b
+  shohin check ternary-bonsai-1.7b --gpu
 
 Exit codes: 0 everything is right, 1 something is not.")]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
-    file: FileArgs,
+    pub(crate) bare: BareArgs,
+    #[command(flatten)]
+    pub(crate) file: FileArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -38,7 +40,7 @@ pub(crate) struct CheckArgs {
 impl CheckArgs {
     /// The model without adapters: its published results are those of models without.
     fn model(&self) -> ModelArgs {
-        let CheckArgs { file, engine, device } = self.clone();
+        let CheckArgs { file, engine, device, .. } = self.clone();
         ModelArgs { file, engine, device, adapters: AdapterArgs::default() }
     }
 }

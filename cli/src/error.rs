@@ -69,6 +69,11 @@ fn say(message: &str, code: u8) -> ExitCode {
 
 /// Prints what is wrong with the arguments, or the help that they ask for; returns the exit code.
 pub(crate) fn report_usage(mut error: clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // The output may be closed.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
     if error.kind() == ErrorKind::UnknownArgument
         && let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg)
         && Path::new(argument).is_file()
@@ -76,15 +81,27 @@ pub(crate) fn report_usage(mut error: clap::Error) -> ExitCode {
         let tip = format!("'-m {argument}' names a model").into();
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
     }
-    let is_safe =
-        |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| printable(text) == text);
-    // clap prints in colour, and the arguments as they are.
-    let _ = if std::env::args_os().all(is_safe) {
-        error.print()
-    } else {
-        io::Write::write_all(&mut io::stderr(), printable(&error.to_string()).as_bytes())
-    };
-    ExitCode::from(error.exit_code() as u8)
+    let of = std::env::args().nth(1).filter(|_| error.kind() != ErrorKind::InvalidSubcommand);
+    say(&one_line(&error.render().to_string(), of.as_deref()), 2)
+}
+
+/// What clap says in several paragraphs of the arguments of a command. The first is the error, others are tips, the usage and
+/// where to find the help.
+fn one_line(text: &str, command: Option<&str>) -> String {
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let mut said = Vec::new();
+    for paragraph in text.trim().split("\n\n") {
+        if !paragraph.starts_with("Usage: ") && !paragraph.starts_with("For more information") {
+            let mut lines = paragraph.lines().map(str::trim);
+            let first = lines.next().unwrap_or_default();
+            let rest: Vec<&str> = lines.collect();
+            let separator = if first.ends_with(':') { ", " } else { " " };
+            said.push(format!("{first} {}", rest.join(separator)).trim_end().to_owned());
+        }
+    }
+    let command = command.filter(|word| word.bytes().all(|b| b.is_ascii_lowercase()));
+    let command = command.map_or("shohin".into(), |name| format!("shohin {name}"));
+    format!("{}; `{command} --help` explains the options", said.join("; "))
 }
 
 impl From<shohin_core::Error> for CliError {

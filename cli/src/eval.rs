@@ -24,11 +24,17 @@ pub(crate) const WINDOW: usize = 512;
 /// so every token but the first is scored once, with at least window - stride tokens of context (fewer
 /// only in the first window). Lower is better; compare equal texts, windows and strides only.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    allow_missing_positional = true,
+    after_help = "\
 Examples:
   shohin eval story.txt
-  shohin eval -m bonsai-1.7b wiki.test.raw --window 2048 --stride 1024 --json")]
+  shohin eval bonsai-1.7b wiki.test.raw --window 2048 --stride 1024 --json"
+)]
 pub(crate) struct EvalArgs {
+    /// The model, as with --model
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) bare: Option<PathBuf>,
     /// Text file; "-" is standard input
     text: PathBuf,
     /// Window size in tokens [default: 512, or the model's context if smaller]

@@ -1,6 +1,7 @@
 //! `shohin pull`, `list` and `rm`: models of the Hugging Face Hub. `--model` takes their names, too.
 
 use crate::error::{CliError, Result};
+use crate::nearest::nearest;
 use crate::progress::{ProgressBar, transfer};
 use crate::terminal::{CtrlC, bytes, remark, table};
 use clap::Args;
@@ -116,10 +117,12 @@ pub(crate) fn located(named: &Path) -> Result<PathBuf> {
     let is_published = published().iter().any(|model| model.name.eq_ignore_ascii_case(text));
     if !(text.starts_with("hf:") || is_published) || named.exists() {
         if is_bare_name(text) && !named.exists() {
-            return Err(CliError::new(format_args!(
-                "there is no model {text:?}; expected a file, a folder, one of {}, or hf:owner/repository/file",
-                published_names()
-            )));
+            let names = published_names();
+            let expected = format!("expected a file, a folder, one of {names}, or hf:owner/repository/file");
+            return Err(CliError::new(match nearest(text, published().iter().map(|model| model.name)) {
+                Some(name) => format!("there is no model {text:?}; did you mean {name}? {expected}"),
+                None => format!("there is no model {text:?}; {expected}"),
+            }));
         }
         return Ok(named.to_path_buf());
     }

@@ -42,6 +42,23 @@ pub(crate) fn read_text_up_to(path: &Path, most: usize) -> Result<String> {
     })
 }
 
+/// Whether something is piped into the program, or a file is its input. Programs that start this one and say nothing leave
+/// other things open, which never end: sockets, terminals and devices.
+#[cfg(unix)]
+pub(crate) fn is_piped() -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileTypeExt;
+    let input = io::stdin().as_fd().try_clone_to_owned().map(File::from);
+    let kind = input.and_then(|input| input.metadata()).map(|input| input.file_type());
+    kind.is_ok_and(|kind| kind.is_fifo() || kind.is_file())
+}
+
+/// Whether something is piped into the program.
+#[cfg(not(unix))]
+pub(crate) fn is_piped() -> bool {
+    cfg!(windows) && !io::stdin().is_terminal()
+}
+
 /// The next line of an input, without its end; `None` at the end of the input. Bytes that are not UTF-8 become
 /// U+FFFD.
 ///

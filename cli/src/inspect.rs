@@ -2,7 +2,7 @@
 
 use crate::args::byte_count;
 use crate::error::{CliError, Result};
-use crate::model::{AdapterArgs, DeviceArgs, EngineArgs, FileArgs, ModelArgs, weights};
+use crate::model::{AdapterArgs, BareArgs, DeviceArgs, EngineArgs, FileArgs, ModelArgs, weights};
 use crate::terminal::{self, Colours, bytes, count};
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
@@ -23,11 +23,13 @@ use std::io::{self, BufWriter, Write};
 #[command(after_help = "\
 Examples:
   shohin inspect
-  shohin inspect -m bonsai-1.7b --tensors
+  shohin inspect bonsai-1.7b --tensors
   shohin inspect --memory 2GiB --kv q8
   shohin inspect --devices
-  shohin inspect -m bonsai-1.7b --context 32768 --json | jq .memory")]
+  shohin inspect bonsai-1.7b --context 32768 --json | jq .memory")]
 pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) bare: BareArgs,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
@@ -35,13 +37,13 @@ pub(crate) struct InspectArgs {
     #[arg(long, value_name = "BYTES", value_parser = byte_count::<u64>)]
     memory: Option<u64>,
     /// List the devices that a model can run on, and nothing else
-    #[arg(long, conflicts_with_all = ["tensors", "memory", "model"])]
+    #[arg(long, conflicts_with_all = ["tensors", "memory", "model", "bare"])]
     devices: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    file: FileArgs,
+    pub(crate) file: FileArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]

@@ -10,10 +10,12 @@ mod calibrate;
 mod chat;
 mod check;
 mod convert;
+mod defaults;
 mod editor;
 mod embed;
 mod error;
 mod eval;
+mod help;
 #[cfg(not(target_os = "wasi"))]
 mod hub;
 mod input;
@@ -21,6 +23,8 @@ mod inspect;
 mod logits;
 mod merge;
 mod model;
+#[cfg(not(target_os = "wasi"))]
+mod nearest;
 #[cfg(not(target_os = "wasi"))]
 mod peak_compute;
 mod progress;
@@ -48,22 +52,25 @@ use calibrate::CalibrateArgs;
 use chat::ChatArgs;
 use check::CheckArgs;
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use convert::ConvertArgs;
 use embed::EmbedArgs;
 use eval::EvalArgs;
+use help::{CompletionsArgs, ManArgs};
 #[cfg(not(target_os = "wasi"))]
 use hub::{ListArgs, PullArgs, RmArgs};
 use inspect::InspectArgs;
 use logits::LogitsArgs;
 use merge::MergeArgs;
-use model::{DeviceArgs, ModelArgs};
+use model::{DeviceArgs, FileArgs, ModelArgs};
 #[cfg(not(target_os = "wasi"))]
 use prune::PruneArgs;
 use quantize::QuantizeArgs;
 use run::RunArgs;
 #[cfg(not(target_os = "wasi"))]
 use serve::ServeArgs;
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 #[cfg(not(target_os = "wasi"))]
 use teach::TeachArgs;
@@ -81,21 +88,19 @@ const STYLES: Styles = Styles::styled()
 #[derive(Debug, Parser)]
 #[command(
     name = "shohin",
-    version,
+    version = env!("SHOHIN_VERSION"),
     styles = STYLES,
-    disable_help_subcommand = true,
     override_usage = "shohin chat\n       shohin <COMMAND> [OPTIONS]",
     after_help = "\
 A small model is built in, so `shohin chat` needs no download. It only knows short stories and
 simple questions; for more, pass the name of a published model or any Bonsai GGUF file:
 
-  shohin chat -m bonsai-1.7b
-  shohin chat -m ternary-bonsai-1.7b
-  shohin run \"Tell me a story about a fox.\"
-  shohin run -m bonsai-8b --file question.txt --json > answer.json
-  shohin bench -m bonsai-1.7b
+  shohin chat bonsai-1.7b
+  shohin run -m bonsai-1.7b \"Tell me a story about a fox.\"
 
-`shohin <COMMAND> --help` explains a command with examples, and `-h` lists its common options.
+`shohin help COMMAND` explains a command with examples, and `shohin COMMAND -h` lists its common
+options. SHOHIN_MODEL names a model for all; config.toml in the folder shohin of the user's
+configuration has defaults of any options, such as threads = 4 (SHOHIN_CONFIG names another file).
 Exit codes: 0 success, 1 failure, 2 invalid options or a missing --force, 3 incomplete
 reply in a required format, 130 interrupted, 141 output closed."
 )]
@@ -134,6 +139,10 @@ enum Command {
     List(ListArgs),
     #[cfg(not(target_os = "wasi"))]
     Rm(RmArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
+    /// Print the version, and the commit that it was built from
+    Version,
 }
 
 impl Command {
@@ -147,6 +156,7 @@ impl Command {
             Command::Embed(args) => Some(&mut args.model),
             Command::Check(_) | Command::Inspect(_) | Command::Tokenize(_) => None,
             Command::Convert(_) | Command::Quantize(_) | Command::Merge(_) | Command::Calibrate(_) => None,
+            Command::Completions(_) | Command::Man(_) | Command::Version => None,
             #[cfg(not(target_os = "wasi"))]
             Command::Train(_) | Command::Teach(_) | Command::Prune(_) => None,
             #[cfg(not(target_os = "wasi"))]
@@ -166,12 +176,28 @@ impl Command {
         }
     }
 
-    /// Takes the device from the environment, and joins the ranks that mpirun has started. Returns whether this one has
-    /// followed rank 0, to its end.
+    /// Takes a model that is a bare argument as that of `--model`.
+    fn take_model(&mut self) {
+        let (bare, file): (&mut Option<PathBuf>, &mut FileArgs) = match self {
+            Command::Chat(args) => (&mut args.bare.model, &mut args.model.file),
+            Command::Inspect(args) => (&mut args.bare.model, &mut args.file),
+            Command::Check(args) => (&mut args.bare.model, &mut args.file),
+            Command::Eval(args) => (&mut args.bare, &mut args.model.file),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Bench(args) => (&mut args.bare.model, &mut args.model.file),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Serve(args) => (&mut args.bare.model, &mut args.model.file),
+            _ => return,
+        };
+        if let Some(model) = bare.take() {
+            file.model = Some(model);
+        }
+    }
+
+    /// Joins the ranks that mpirun has started. Returns whether this one has followed rank 0, to its end.
     fn join(&mut self) -> error::Result<bool> {
         let can_run = self.in_ranks().is_some();
         let Some(device) = self.device() else { return Ok(false) };
-        device.take_environment()?;
         let follows = device.join_ranks(can_run)?;
         #[cfg(feature = "mpi")]
         if follows && let Some(model) = self.in_ranks() {
@@ -210,6 +236,9 @@ impl Command {
             Command::List(args) => hub::list(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Rm(args) => hub::rm(args),
+            Command::Completions(args) => help::completions::<Cli>(args),
+            Command::Man(args) => help::manual::<Cli>(args),
+            Command::Version => Ok(writeln!(std::io::stdout(), "shohin {}", env!("SHOHIN_VERSION"))?),
         }
     }
 }
@@ -217,15 +246,20 @@ impl Command {
 fn main() -> ExitCode {
     if std::env::args_os().len() <= 1 {
         // Without a command, print the help.
-        return match Cli::command().print_help() {
+        return match help::one_screen(Cli::command()).print_help() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => error::CliError::from(error).report(),
         };
     }
-    let mut command = match Cli::try_parse() {
+    let matches = match defaults::read(help::one_screen(Cli::command())) {
+        Ok(matches) => matches,
+        Err(code) => return code,
+    };
+    let mut command = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli.command,
         Err(error) => return error::report_usage(error),
     };
+    command.take_model();
     // With MPI, ranks end here: what is to be said must be said.
     match command.join().and_then(|followed| if followed { Ok(()) } else { command.run() }) {
         Ok(()) => ExitCode::SUCCESS,
@@ -239,6 +273,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        super::help::one_screen(super::Cli::command()).debug_assert();
     }
 }

@@ -40,12 +40,20 @@ pub(crate) struct ModelArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model and engine")]
 pub(crate) struct FileArgs {
-    /// GGUF file or Hugging Face folder of a Bonsai, Qwen3 or Llama model, the name of a published one (bonsai-1.7b), or
-    /// hf:OWNER/REPOSITORY/FILE [default: the small built-in model]
+    /// GGUF file, Hugging Face folder, name of a published model (bonsai-1.7b), or hf:OWNER/REPOSITORY/FILE
+    /// [env: SHOHIN_MODEL] [default: the built-in one]
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) layout: LayoutArgs,
+}
+
+/// A model without `--model` before it.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct BareArgs {
+    /// The model, as with --model
+    #[arg(id = "bare", value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) model: Option<PathBuf>,
 }
 
 /// How to read a file that does not say it.
@@ -66,7 +74,7 @@ pub(crate) struct EngineArgs {
     /// Number of threads [default: one per core]
     #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
     threads: Option<u16>,
-    /// Context size in tokens, at most what the model supports [default: that, up to 4096]
+    /// Context size in tokens [default: what the model supports, up to 4096]
     #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     context: Option<u32>,
     /// Precision of activations: int8 is fast, f32 is exact
@@ -144,15 +152,9 @@ struct RareArgs {
     /// Keep base-3 weights (PTQ1_0, TQ1_0) packed: one sixth less memory, much slower
     #[arg(long, hide_short_help = true)]
     compact: bool,
-    /// Directory of repacked models, which makes the next start faster, or "none" [default: the user's cache
-    /// directory]
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "SHOHIN_WEIGHT_CACHE",
-        hide_env_values = true,
-        hide_short_help = true
-    )]
+    /// Directory of repacked models, which makes the next start faster, or "none" [env: SHOHIN_WEIGHT_CACHE]
+    /// [default: the user's cache directory]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     weight_cache: Option<PathBuf>,
     /// Leave the weights in the file and read them for each token through a window of BYTES (such as 64M): for a model that
     /// is larger than memory; CPU only, and not under WASI, where the file is read into memory
@@ -178,9 +180,10 @@ pub(crate) struct DeviceArgs {
     /// Run on a GPU; --gpu=NAME selects one by part of its name
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     gpu: Option<String>,
-    /// Run on this device: auto, cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal; `shohin inspect --devices` lists them. auto
-    /// takes the fastest, measured once per model, and prints on standard error which; so does the default, but only where
-    /// there is a choice [env: SHOHIN_DEVICE] [default: auto]
+    /// Run on this device: auto, cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal [env: SHOHIN_DEVICE] [default: auto]
+    ///
+    /// `shohin inspect --devices` lists them. auto takes the fastest, measured once per model, and prints on standard error
+    /// which; so does the default, but only where there is a choice.
     #[arg(long, value_name = "DEVICE", conflicts_with = "gpu", value_parser = str::parse::<DeviceName>)]
     device: Option<DeviceName>,
     /// Split the model among N ranks, each with a part of the threads, or with --device cuda on a GPU of its own (by NCCL):
@@ -354,20 +357,6 @@ impl DeviceArgs {
             (None, Some(name)) => builder.gpu(name),
             (None, None) => builder,
         }
-    }
-
-    /// Takes the device that the environment names, unless the arguments name one.
-    pub(crate) fn take_environment(&mut self) -> Result {
-        if self.device.is_none()
-            && self.gpu.is_none()
-            && let Ok(name) = std::env::var("SHOHIN_DEVICE")
-            && !name.is_empty()
-        {
-            let device =
-                name.parse().map_err(|e| CliError::usage(format!("SHOHIN_DEVICE is {name:?}, {e}")))?;
-            self.device = Some(device);
-        }
-        Ok(())
     }
 
     /// Whether the model is to run on something else than the CPU.

@@ -3,7 +3,7 @@
 use crate::args::whole;
 use crate::beams::{self, BeamArgs};
 use crate::error::{CliError, Result};
-use crate::input::read_text;
+use crate::input::{is_piped, read_text};
 use crate::model::{ModelArgs, finish_caching, template_warning, token_text};
 use crate::reply::{follow, line, reason_text, recovered};
 use crate::sampling::SamplingArgs;
@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 
 /// Answer one prompt, or continue a text
 ///
-/// The prompt is the argument, the content of --file, or standard input. It is sent as a chat message;
-/// with --raw the model continues it as plain text.
+/// The prompt is the argument, followed by the content of --file or what is piped into the command, or one of these. It is
+/// sent as a chat message; with --raw the model continues it as plain text.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -32,14 +32,14 @@ Examples:
   shohin run \"Describe a fox.\" --json-schema fox.schema.json
   shohin run -m bonsai-8b \"Is it raining in Kyoto?\" --tools weather.json --json
   shohin run --session trip.session \"I am in Kyoto. What should I see?\"
-  git diff | shohin run -m bonsai-8b --system \"Write a commit message for this diff.\"
+  git diff | shohin run -m bonsai-8b \"Write a commit message for this diff.\"
   shohin run \"Name a fruit.\" --json --logprobs 3 | jq .logprobs
   shohin run --raw \"Once upon a time\" -n 40 --beams 4")]
 pub(crate) struct RunArgs {
     /// The prompt; "-" or none reads standard input
     prompt: Option<String>,
-    /// Read the prompt from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    /// Read the prompt from a file, or what follows the prompt
+    #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Continue the prompt as plain text, without the chat template
     #[arg(long, conflicts_with_all = ["system", "think"])]
@@ -47,10 +47,12 @@ pub(crate) struct RunArgs {
     /// System message
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
-    /// Resume from FILE if it exists; save on exit. --system is that of a new conversation
+    /// Resume from FILE if it exists; save on exit
+    ///
+    /// --system is that of a new conversation.
     #[arg(long, value_name = "FILE", conflicts_with = "raw")]
     session: Option<PathBuf>,
-    /// Let a reasoning model think before it answers, with --think=N for at most N tokens
+    /// Let a reasoning model think before it answers, for at most N tokens if set
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, value_parser = whole::<usize>)]
     think: Option<Option<usize>>,
     /// Maximum tokens to generate [default: until the context is full]
@@ -240,27 +242,36 @@ fn call_json(call: &FunctionCall) -> Value {
     json!({ "name": call.name, "arguments": arguments })
 }
 
+/// The prompt, and what follows it: a file, or what is piped.
 fn prompt(args: &RunArgs) -> Result<String> {
-    let text = match (&args.prompt, &args.file) {
-        (_, Some(file)) => read_text(file)?,
-        (Some(prompt), None) if prompt != "-" => {
-            if Path::new(prompt).is_file() {
-                terminal::remark(
-                    "(this file's name is the prompt; -m FILE names a model, --file FILE a text)",
-                );
-            }
-            prompt.clone()
-        }
-        _ => read_text(Path::new("-"))?,
+    let asked = args.prompt.as_deref().filter(|prompt| *prompt != "-");
+    if args.raw && asked.is_some() && args.file.is_some() {
+        return Err(CliError::usage("--raw continues one text, expected a prompt or --file"));
+    }
+    if asked.is_some_and(|prompt| Path::new(prompt).is_file()) {
+        terminal::remark("(this file's name is the prompt; -m FILE names a model, --file FILE a text)");
+    }
+    let holds_model = args.model.file.model.as_deref() == Some(Path::new("/dev/stdin"));
+    let more = match &args.file {
+        Some(file) => Some(read_text(file)?),
+        None if asked.is_none() => Some(read_text(Path::new("-"))?),
+        None if is_piped() && !args.raw && !holds_model => Some(read_text(Path::new("-"))?),
+        None => None,
     };
     // The line end belongs to the file, not to the message.
-    let text = if args.raw { &text } else { text.trim_end_matches(['\n', '\r']) };
+    let ended = |text: &str| text.trim_end_matches(['\n', '\r']).to_owned();
+    let more = if args.raw { more } else { more.as_deref().map(ended) };
+    let text = match (asked, more.filter(|more| !more.is_empty())) {
+        (Some(asked), Some(more)) if !asked.is_empty() => format!("{asked}\n\n{more}"),
+        (_, Some(more)) => more,
+        (asked, None) => asked.unwrap_or_default().into(),
+    };
     if text.is_empty() {
         return Err(CliError::new(
             "the prompt is empty; give it as an argument, with --file, or on standard input",
         ));
     }
-    Ok(text.into())
+    Ok(text)
 }
 
 fn timings_json(model: &Model, t: &Timings) -> Value {

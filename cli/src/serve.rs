@@ -2,7 +2,8 @@
 
 use crate::args::byte_count;
 use crate::error::{CliError, Result};
-use crate::model::{AdapterArgs, Lora, ModelArgs, finish_caching, settings};
+use crate::input::read_text_up_to;
+use crate::model::{AdapterArgs, BareArgs, Lora, ModelArgs, finish_caching, settings};
 use crate::terminal::remark;
 use clap::Args;
 use shohin_server::{NamedAdapter, OtherModel, ServerOptions, StartError, is_adapter_name, serve};
@@ -13,6 +14,9 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+
+/// Maximum number of bytes of a file with a key.
+const MAX_KEY: usize = 64 << 10;
 
 /// Maximum of --prompt-tokens: with a token of each of the other replies, at most 64, a step has no more than a device takes.
 const PROMPT_TOKENS: i64 = 65_536 - 64;
@@ -28,13 +32,13 @@ const PROMPT_TOKENS: i64 = 65_536 - 64;
 #[command(after_help = "\
 Examples:
   shohin serve
-  shohin serve -m bonsai-1.7b --port 8000 --parallel 8 --kv q8
-  shohin serve -m base.gguf --lora poet=poet.gguf --lora sql=sql.gguf
+  shohin serve bonsai-1.7b --port 8000 --parallel 8 --kv q8
+  shohin serve base.gguf --lora poet=poet.gguf --lora sql=sql.gguf
   xdg-open http://127.0.0.1:8080/
   curl http://127.0.0.1:8080/v1/chat/completions \\
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
 
-Only programs on this machine can connect, unless --host is set; then set --api-key, too.
+Only programs on this machine can connect, unless --host is set; then set --api-key-file, too.
 TLS is not supported: put a proxy in front of it.",
     mut_arg("lora", |lora| lora.value_name("[NAME=]FILE[=SCALE]").value_parser(adapter).help(
         "Apply an adapter (LoRA), a GGUF file or a folder that PEFT has saved, at SCALE, or 1 without one, to all requests, or \
@@ -42,15 +46,20 @@ TLS is not supported: put a proxy in front of it.",
     )),
 )]
 pub(crate) struct ServeArgs {
-    /// Address to listen on, or a name of one, such as localhost
+    #[command(flatten)]
+    pub(crate) bare: BareArgs,
+    /// Address to listen on, or a name of one, such as localhost [env: SHOHIN_HOST]
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host)]
     host: IpAddr,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 takes a free one [env: SHOHIN_PORT]
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
-    /// Key that requests must have, as in "Authorization: Bearer KEY" or "x-api-key: KEY"
-    #[arg(long, value_name = "KEY", env = "SHOHIN_API_KEY", hide_env_values = true)]
+    /// Key that requests must have, as in "Authorization: Bearer KEY" or "x-api-key: KEY" [env: SHOHIN_API_KEY]
+    #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
+    /// File with the key, which other users of this machine do not see then [env: SHOHIN_API_KEY_FILE]
+    #[arg(long, value_name = "FILE", conflicts_with = "api_key")]
+    api_key_file: Option<PathBuf>,
     /// Name of the model in requests and answers [default: the file's]; may be repeated: the first one is that of answers
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
@@ -75,8 +84,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     lora_dir: Option<PathBuf>,
     /// What is logged, on the standard error output: warn, info (a line for each answer), debug, or trace (requests, too); off for
-    /// nothing
-    #[arg(long, value_name = "LEVEL", env = "SHOHIN_LOG", default_value = "warn", value_parser = level)]
+    /// nothing [env: SHOHIN_LOG]
+    #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = level)]
     log: LevelFilter,
     /// Form of the log
     #[arg(long, value_name = "FORM", default_value = "text", value_parser = ["text", "json"])]
@@ -107,11 +116,24 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelArgs,
 }
 
-/// A level of the log. An empty one, of a variable that is set to nothing, is the default.
+/// A level of the log.
 fn level(text: &str) -> std::result::Result<LevelFilter, String> {
-    match text {
-        "" => Ok(LevelFilter::WARN),
-        text => text.parse().map_err(|_| "expected off, error, warn, info, debug or trace".into()),
+    text.parse().map_err(|_| "expected off, error, warn, info, debug or trace".into())
+}
+
+/// The key that requests must have.
+fn key(args: &ServeArgs) -> Result<Option<String>> {
+    let Some(path) = args.api_key_file.as_deref().filter(|_| args.api_key.is_none()) else {
+        return Ok(args.api_key.clone());
+    };
+    let text = read_text_up_to(path, MAX_KEY)?;
+    match text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>()[..] {
+        [key] => Ok(Some(key.into())),
+        ref found => Err(CliError::usage(format_args!(
+            "--api-key-file {}: expected one line with the key, found {}",
+            path.display(),
+            found.len()
+        ))),
     }
 }
 
@@ -165,7 +187,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result {
     options.others_memory = args.also_memory;
     options.adapters = named(&model.adapters.lora);
     options.adapter_folder = args.lora_dir.clone();
-    options.key = args.api_key.clone();
+    options.key = key(args)?;
+    let has_key = options.key.is_some();
     options.origins = args.cors.clone();
     options.replies = args.parallel.into();
     options.queue = args.queue.into();
@@ -180,7 +203,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result {
     let loaded = model.load()?;
     finish_caching(&loaded);
     model.remark_on(&loaded, false);
-    if !args.host.is_loopback() && args.api_key.is_none() {
+    if !args.host.is_loopback() && !has_key {
         remark("(everyone who can reach this machine can send requests: no --api-key is set)");
     }
     let name = options.model.clone();

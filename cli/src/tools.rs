@@ -33,8 +33,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Tools")]
 pub(crate) struct ProgramArgs {
-    /// Functions that the model may call, as a JSON array in OpenAI's format or a file with one; arguments
-    /// satisfy the schemas of functions with "strict": true, and of others where the schema is supported
+    /// Functions that the model may call, as a JSON array in OpenAI's format or a file with one
+    ///
+    /// Arguments satisfy the schemas of functions with "strict": true, and of others where the schema is supported.
     #[arg(long, value_name = "FILE|TEXT")]
     pub(crate) tools: Option<String>,
     /// auto: the model decides; required: its first reply calls at least one; or the name of the function it calls

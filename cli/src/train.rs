@@ -61,9 +61,10 @@ pub(crate) struct TrainArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Data")]
 struct DataArgs {
-    /// Learn a text, of which rows are cut anywhere; "-" is standard input. Control tokens in it, such as <|endoftext|>
-    /// between documents, are control tokens. Again for several texts; with --order sampled, SHARE of the rows are of this
-    /// one [default: 1]
+    /// Learn a text, of which rows are cut anywhere; "-" is standard input
+    ///
+    /// Control tokens in it, such as <|endoftext|> between documents, are control tokens. Again for several texts; with --order
+    /// sampled, SHARE of the rows are of this one [default: 1].
     #[arg(long, value_name = "FILE[=SHARE]", group = "data", value_parser = shared)]
     text: Vec<Shared>,
     /// Learn the assistant's replies in conversations, one JSON object a line; again for several, as --text

@@ -18,8 +18,9 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Tools")]
 pub(crate) struct ToolArgs {
-    /// Functions that the model may call, as a JSON array in OpenAI's format or a file with one; arguments
-    /// satisfy the schemas of functions with "strict": true, and of others where the schema is supported
+    /// Functions that the model may call, as a JSON array in OpenAI's format or a file with one
+    ///
+    /// Arguments satisfy the schemas of functions with "strict": true, and of others where the schema is supported.
     #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["raw"])]
     pub(crate) tools: Option<String>,
     /// auto: the model decides; required: it calls at least one; or the name of the function it calls
@@ -34,7 +35,7 @@ pub(crate) struct ToolArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Constrained output")]
 pub(crate) struct FormatArgs {
-    /// Make every reply a JSON value that satisfies this JSON Schema: a file, or the schema itself
+    /// Make every reply a JSON value of this schema: a file, or the JSON Schema itself
     #[arg(long, value_name = "FILE|TEXT")]
     pub(crate) json_schema: Option<String>,
     /// Make every reply a JSON object

@@ -18,6 +18,11 @@ fn shohin(args: &[&str]) -> Command {
     command.env("SHOHIN_WEIGHT_CACHE", "none");
     // Looking for GPUs takes longer than most tests.
     command.env("SHOHIN_DEVICE", "cpu");
+    // Nor do they read what is there.
+    command.env("SHOHIN_CONFIG", "none");
+    for name in ["SHOHIN_MODEL", "SHOHIN_HOST", "SHOHIN_PORT", "SHOHIN_API_KEY", "SHOHIN_API_KEY_FILE"] {
+        command.env_remove(name);
+    }
     command
 }
 
@@ -67,13 +72,6 @@ fn fails(args: &[&str]) -> String {
 /// The same for an invalid option.
 fn misuse(args: &[&str]) -> String {
     failure(&shohin(args).output().unwrap(), 2)
-}
-
-/// The message about arguments that are refused as such.
-fn refused(args: &[&str]) -> String {
-    let output = shohin(args).output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "{args:?}");
-    String::from_utf8(output.stderr).unwrap()
 }
 
 fn temporary(name: &str, content: impl AsRef<[u8]>) -> String {
@@ -139,14 +137,133 @@ fn help_names_chat_first_and_every_command_has_examples() {
             "teach",
             "pull",
             "list",
-            "rm"
+            "rm",
+            "completions",
+            "man",
+            "version",
+            "help"
         ]
     );
-    for name in names {
+    for name in names.into_iter().filter(|name| !["version", "help"].contains(name)) {
         let help = ok(&[name, "--help"]);
         assert!(help.contains("Examples:\n  ") && !help.contains("\\\""), "{name}");
+        assert_eq!(help, ok(&["help", name]));
+        let short = ok(&[name, "-h"]);
+        assert!(short.lines().count() <= 40, "{name} -h has {} lines", short.lines().count());
+        assert!(short.ends_with(&format!("`shohin {name} --help` explains all options, with examples.\n")));
     }
-    assert!(ok(&["--version"]).starts_with("shohin "));
+    assert_eq!(ok(&["help"]), ok(&["--help"]));
+}
+
+/// The commit is the one that git names.
+#[test]
+fn the_version_has_the_commit() {
+    let version = ok(&["--version"]);
+    assert_eq!(version, ok(&["version"]));
+    let git =
+        Command::new("git").args(["rev-parse", "HEAD"]).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    let Some(commit) = git.ok().filter(|git| git.status.success()) else {
+        println!("SKIPPED: this is no checkout");
+        return;
+    };
+    let commit = String::from_utf8(commit.stdout).unwrap();
+    assert_eq!(version, format!("shohin {} ({})\n", env!("CARGO_PKG_VERSION"), &commit[..12]));
+}
+
+#[test]
+fn shells_and_man_know_every_command() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = ok(&["completions", shell]);
+        assert!(script.contains("tokenize") && script.contains("max-tokens"), "{shell}");
+    }
+    // What bash makes of it.
+    let script = temporary("shohin.bash", ok(&["completions", "bash"]));
+    let ask = format!(
+        "source {script}; COMP_WORDS=(shohin quan); COMP_CWORD=1; _shohin shohin quan; echo \"${{COMPREPLY[@]}}\""
+    );
+    match Command::new("bash").args(["-c", &ask]).output() {
+        Ok(output) => assert_eq!(stdout(output), "quantize\n"),
+        Err(error) => println!("SKIPPED: bash: {error}"),
+    }
+    assert!(ok(&["man"]).starts_with(".ie \\n(.g .ds Aq"));
+    let folder = temporary("man", "");
+    fs::remove_file(&folder).unwrap();
+    assert!(ok(&["man", "--out", &folder]).is_empty());
+    let page = fs::read_to_string(PathBuf::from(&folder).join("shohin-chat.1")).unwrap();
+    assert!(page.contains("shohin chat") && page.contains("temperature"), "{page}");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 24);
+}
+
+#[test]
+fn the_model_may_be_a_bare_argument_or_in_the_environment() {
+    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
+    let name = |args: &[&str]| json(args)["name"].clone();
+    let wanted = name(&["inspect", "-m", nano, "--json"]);
+    assert_ne!(wanted, name(&["inspect", "--json"]));
+    assert_eq!(name(&["inspect", nano, "--json"]), wanted);
+    let under =
+        |args: &[&str], variable: &str, value: &str| shohin(args).env(variable, value).output().unwrap();
+    let named = stdout(under(&["inspect", "--json"], "SHOHIN_MODEL", nano));
+    assert_eq!(serde_json::from_str::<Value>(&named).unwrap()["name"], wanted);
+    // What is typed counts more, and an empty variable is none.
+    assert_eq!(stdout(under(&["inspect", nano], "SHOHIN_MODEL", "absent")), ok(&["inspect", nano]));
+    for variable in
+        ["SHOHIN_MODEL", "SHOHIN_DEVICE", "SHOHIN_PORT", "SHOHIN_LOG", "SHOHIN_WEIGHT_CACHE", "SHOHIN_CONFIG"]
+    {
+        assert_eq!(stdout(under(&["tokenize", "a"], variable, "")), ok(&["tokenize", "a"]), "{variable}");
+    }
+    let text = temporary("short.txt", "Once upon a time, there was a fox.");
+    let of = |args: &[&str]| json(&with(args, &["--json"]))["model"].clone();
+    assert_eq!(of(&["eval", nano, &text]), of(&["eval", &text, "-m", nano]));
+    assert_ne!(of(&["eval", nano, &text]), of(&["eval", &text]));
+    let bench = ["bench", nano, "--prefill", "4", "--decode", "0", "--repeat", "1"];
+    assert_eq!(of(&bench), of(&["eval", nano, &text]));
+    assert!(ok(&["check", nano]).lines().next().unwrap().ends_with("sprout-nano.gguf"));
+    let output = feed(&["chat", nano, "--preset", "greedy"], "Hello!\n");
+    assert_eq!(stdout(output), ok(&["run", "-m", nano, "--preset", "greedy", "Hello!"]));
+    assert!(misuse(&["chat", nano, "-m", nano]).contains("cannot be used with"));
+    let unknown = fails(&["chat", "bonsai-1.7"]);
+    assert!(unknown.contains("there is no model \"bonsai-1.7\"; did you mean bonsai-1.7b?"), "{unknown}");
+    assert!(!fails(&["chat", "gpt-4"]).contains("did you mean"));
+}
+
+#[test]
+fn a_file_of_defaults_is_read_for_what_is_not_typed() {
+    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
+    let under = |config: &str, args: &[&str]| {
+        let path = temporary("config.toml", config);
+        shohin(args).env("SHOHIN_CONFIG", &path).output().unwrap()
+    };
+    let config = format!(
+        "model = {nano:?}\npreset = \"greedy\"\nmax_tokens = 5\n[run]\nmax-tokens = 7\njson = true\nstop = [\"@\", \"~\"]\n"
+    );
+    let reply: Value = serde_json::from_str(&stdout(under(&config, &["run", "Hello!"]))).unwrap();
+    assert_eq!(reply["model"], json(&["run", "-m", nano, "-n", "1", "Hello!", "--json"])["model"]);
+    assert!(reply["reply_tokens"].as_u64().unwrap() <= 7);
+    let exact: Value = serde_json::from_str(&stdout(under(&config, &["run", "Hello!", "-n", "3"]))).unwrap();
+    assert_eq!(exact["reply_tokens"], 3);
+    // Of what is typed and excludes it, nothing is left to the file.
+    assert_eq!(stdout(under("json_object = true", &["run", "Hi", "--choice", "yes"])), "yes\n");
+    assert_eq!(stdout(under(&config, &["inspect", nano, "--json"])), ok(&["inspect", nano, "--json"]));
+    for (config, problem) in [
+        ("thread = 4", "there is no option \"thread\"; did you mean threads?"),
+        ("[chats]\nthreads = 4", "there is no command \"chats\"; did you mean chat?"),
+        ("[run]\nport = 4", "there is no option \"port\""),
+        ("threads = \"many\"", "threads is \"many\", "),
+        ("threads = { a = 1 }", "there is no command \"threads\""),
+        ("threads = 1999-01-01", "threads is of the kind datetime"),
+        ("kv = \"q9\"", "kv is \"q9\", expected one of f32, f16"),
+        ("stats = 3", "stats is \"3\", expected true or false"),
+        ("seed = [1, 2]", "expected one value"),
+        ("threads = 4\nthreads", "config.toml: line 2: "),
+    ] {
+        let refused = failure(&under(config, &["run", "Hello!"]), 2);
+        assert!(refused.contains("config.toml: ") && refused.contains(problem), "{refused}");
+    }
+    let absent = shohin(&["run", "Hi"]).env("SHOHIN_CONFIG", "absent.toml").output().unwrap();
+    assert!(failure(&absent, 1).contains("cannot read absent.toml"));
+    let wrong = shohin(&["serve"]).env("SHOHIN_PORT", "many").output().unwrap();
+    assert!(failure(&wrong, 2).starts_with("shohin: SHOHIN_PORT is \"many\", "));
 }
 
 #[test]
@@ -174,7 +291,7 @@ fn wrong_usage_is_code_2() {
     for args in [
         &["dance"][..],
         &["run", "--top-k", "many", "x"],
-        &["run", "x", "--file", "y"],
+        &["run", "--raw", "x", "--file", "y"],
         &["run", "x", "--logprobs", "2"],
         &["run", "x", "--preset", "wild"],
         &["chat", "--threads", "0"],
@@ -209,7 +326,7 @@ fn wrong_usage_is_code_2() {
             assert!(text.contains("expected a whole number, 0 or more"), "{text}");
         }
     }
-    let tip = refused(&["inspect", "Cargo.toml"]);
+    let tip = misuse(&["logits", "--tokens", "x", "Cargo.toml"]);
     assert!(tip.contains("'-m Cargo.toml' names a model"), "{tip}");
     let output = shohin(&["run", "-n", "1", "Cargo.toml"]).output().unwrap();
     assert!(String::from_utf8(output.stderr).unwrap().contains("this file's name is the prompt"));
@@ -287,6 +404,31 @@ fn a_prompt_comes_from_an_argument_a_file_or_standard_input() {
     assert_eq!(ok(&with(&args, &["--file", &file])), text);
     assert_eq!(stdout(feed(&args, "What does a cow say?\n")), text);
     assert_eq!(stdout(feed(&with(&args, &["-"]), "What does a cow say?")), text);
+    // What is piped joins the argument.
+    let both = ok(&with(&args, &["Who is it about?\n\nThe fox ran."]));
+    let asked = json(&with(&args, &["Who is it about?", "--json"]));
+    let joined: Value =
+        serde_json::from_str(&stdout(feed(&with(&args, &["Who is it about?", "--json"]), "The fox ran.")))
+            .unwrap();
+    assert!(joined["prompt_tokens"].as_u64() > asked["prompt_tokens"].as_u64());
+    assert_eq!(stdout(feed(&with(&args, &["Who is it about?"]), "The fox ran.\n")), both);
+    let file = temporary("more.txt", "The fox ran.\n");
+    assert_eq!(ok(&with(&args, &["Who is it about?", "--file", &file])), both);
+    assert_eq!(
+        stdout(feed(&with(&args, &["Who is it about?"]), "")),
+        ok(&with(&args, &["Who is it about?"]))
+    );
+    #[cfg(unix)]
+    {
+        // A socket that nobody closes is not waited for.
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let input = Stdio::from(std::os::fd::OwnedFd::from(theirs));
+        let reply = shohin(&with(&args, &["What does a cow say?"])).stdin(input).output().unwrap();
+        assert_eq!(stdout(reply), text);
+        drop(ours);
+    }
+    let raw = with(&args, &["--raw", "Once upon a time", "-n", "4"]);
+    assert_eq!(stdout(feed(&raw, "The fox ran.")), ok(&raw));
 }
 
 #[test]
@@ -578,8 +720,8 @@ fn the_layout_of_type_42_can_be_told() {
         written(&["--id42", "64"]) == written(&[]) && written(&["--id42", "codes-first"]) != written(&[])
     );
     assert!(ok(&["quantize", "--help"]).contains("--id42"));
-    assert!(refused(&["pull", "bonsai-1.7b", "--id42", "64"]).contains("unexpected argument '--id42'"));
-    assert!(refused(&with(&quantize, &["-c", "8"])).contains("unexpected argument '-c'"));
+    assert!(misuse(&["pull", "bonsai-1.7b", "--id42", "64"]).contains("unexpected argument '--id42'"));
+    assert!(misuse(&with(&quantize, &["-c", "8"])).contains("unexpected argument '-c'"));
 }
 
 /// Numbers that do not fit in an i64 are numbers, too.
@@ -744,8 +886,8 @@ fn an_adapter_changes_replies_as_merged_weights_would() {
             .contains("expected a model, to which adapters are applied (--lora)")
     );
     assert!(fails(&["run", "x", "--lora", &tokens]).contains("begins with"));
-    assert!(refused(&["run", "x", "--lora", &format!("{lora}=many")]).contains("finite number"));
-    assert!(refused(&["tokenize", "x", "--lora", &lora]).contains("unexpected argument '--lora'"));
+    assert!(misuse(&["run", "x", "--lora", &format!("{lora}=many")]).contains("finite number"));
+    assert!(misuse(&["tokenize", "x", "--lora", &lora]).contains("unexpected argument '--lora'"));
     assert!(misuse(&with(&ask, &["--lora", &lora, "--split", "tensor:2"])).contains("with an adapter"));
 }
 
@@ -835,7 +977,7 @@ fn an_adapter_of_peft_runs_from_folder_to_reply() {
     assert!(misuse(&file).contains("expected the name of a folder, found x.gguf"));
     assert_eq!(reply, ok(&with(&ask, &["--lora", &folder])));
     assert_ne!(reply, ok(&ask));
-    assert!(refused(&with(&convert, &["--base", &base, "--type", "q8_0"])).contains("cannot be used with"));
+    assert!(misuse(&with(&convert, &["--base", &base, "--type", "q8_0"])).contains("cannot be used with"));
 }
 
 /// A mixture of experts from its folder to a reply, also with weights in fewer bits and from a kept repacked form.
@@ -1291,13 +1433,13 @@ fn rope_can_be_replaced() {
     let config = &json(&["inspect", "-m", &plain, "--rope-scaling", "linear:2", "--json"])["config"];
     assert_eq!(config["context_length"], 1024);
     for wrong in ["yarn:4", "linear:0", "twice"] {
-        let text = refused(&["inspect", "--rope-scaling", wrong]);
+        let text = misuse(&["inspect", "--rope-scaling", wrong]);
         assert!(
             text.contains("expected none, linear:FACTOR, or dynamic, yarn or llama3 with :FACTOR:CONTEXT"),
             "{text}"
         );
     }
-    assert!(refused(&["inspect", "--rope-base", "0"]).contains("expected a number over 1"));
+    assert!(misuse(&["inspect", "--rope-base", "0"]).contains("expected a number over 1"));
 }
 
 #[test]
@@ -1328,7 +1470,7 @@ fn alibi_is_in_the_file_or_an_option() {
     assert!(ok(&["inspect", "-m", &file]).contains("64 tokens, ALiBi with slopes down to 2^-8"));
     let rope = misuse(&["inspect", "-m", &file, "--rope-base", "1e6"]);
     assert!(rope.contains("--rope-base is \"1000000\"") && rope.contains("ALiBi is in the place"), "{rope}");
-    assert!(refused(&["inspect", "--alibi", "-1"]).contains("expected a number from 0 to 1024"));
+    assert!(misuse(&["inspect", "--alibi", "-1"]).contains("expected a number from 0 to 1024"));
     // The built-in model was trained without it; what it computed so is of no use to it with another.
     let path = temporary("alibi.session", "");
     fs::remove_file(&path).unwrap();
@@ -1479,7 +1621,7 @@ fn broken_model_files_are_named() {
         ),
         (
             "bonsi-1.7b".into(),
-            "there is no model \"bonsi-1.7b\"; expected a file, a folder, one of bonsai-1.7b, ternary-bonsai-1.7b, ",
+            "there is no model \"bonsi-1.7b\"; did you mean bonsai-1.7b? expected a file, a folder, one of bonsai-1.7b, ternary-bonsai-1.7b, ",
         ),
         (
             env!("CARGO_TARGET_TMPDIR").into(),
@@ -1513,16 +1655,12 @@ fn broken_model_files_are_named() {
 #[test]
 fn messages_quote_nothing_that_steers_a_terminal_or_fills_it() {
     let hostile = "a\x1b]0;title\x07\u{202E}b.gguf";
-    let refused = |seed: &str| {
-        let output = shohin(&["run", "--seed", seed, "Hello"]).output().unwrap();
-        assert_eq!(output.status.code(), Some(2));
-        String::from_utf8(output.stderr).unwrap()
-    };
+    let misuse = |seed: &str| misuse(&["run", "--seed", seed, "Hello"]);
     assert!(fails(&["run", "-m", hostile, "Hello"]).contains("a?]0;title??b.gguf"));
-    assert!(!refused(hostile).contains(['\u{1b}', '\u{7}', '\u{202e}']));
+    assert!(!misuse(hostile).contains(['\u{1b}', '\u{7}', '\u{202e}']));
     // One argument of Linux holds 128 kB.
     let long = "x".repeat(100_000);
-    for text in [fails(&["run", "-m", &long, "Hello"]), refused(&long)] {
+    for text in [fails(&["run", "-m", &long, "Hello"]), misuse(&long)] {
         assert!(text.len() < 5000 && text.contains("characters left out"), "{text}");
     }
 }
@@ -2137,7 +2275,13 @@ fn asked(address: &str, path: &str, body: &str) -> Value {
 #[test]
 fn serve_answers_and_ends_when_it_is_asked_to() {
     let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
-    let (mut child, _, address) = serving(&["-m", nano, "--api-key", "k"]);
+    let key = temporary("key", "k\n");
+    let (mut child, _, address) = serving(&[nano, "--api-key-file", &key]);
+    let mut keyless = std::net::TcpStream::connect(&address).unwrap();
+    keyless.write_all(b"GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    keyless.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.0 401"), "{answer}");
     let body = r#"{"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}"#;
     let reply = asked(&address, "/v1/chat/completions", body);
     let want = ok(&["run", "Hello!", "--preset", "greedy", "-m", nano]);
@@ -2149,6 +2293,9 @@ fn serve_answers_and_ends_when_it_is_asked_to() {
         let error = failure(&shohin(&["serve", option, value]).output().unwrap(), 2);
         assert!(error.contains(says), "{error}");
     }
+    let keys = temporary("keys", "k\nl\n");
+    let error = misuse(&["serve", "--api-key-file", &keys]);
+    assert!(error.contains("expected one line with the key, found 2"), "{error}");
     let error = failure(&shohin(&["serve", "--cors", "*", "--cors", "https://a.com"]).output().unwrap(), 2);
     assert!(error.contains("\"*\" is one of several, expected it alone"), "{error}");
     // Before the model is loaded; the address is of no machine.
@@ -2156,7 +2303,7 @@ fn serve_answers_and_ends_when_it_is_asked_to() {
     assert!(elsewhere.contains("cannot listen at 192.0.2.1"), "{elsewhere}");
     // The most is what a device takes with the most replies at once.
     let many = ["-m", nano, "--parallel", "64", "--prompt-tokens"];
-    let refusal = refused(&with(&["serve"], &with(&many, &["65473"])));
+    let refusal = misuse(&with(&["serve"], &with(&many, &["65473"])));
     assert!(refusal.contains("65473 is not in 1..=65472"));
     let (mut child, line, _) = serving(&with(&many, &["65472"]));
     child.kill().unwrap();
@@ -2193,7 +2340,7 @@ fn serve_has_several_models_and_names() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    let misused = refused(&["serve", "--log", "loud"]);
+    let misused = misuse(&["serve", "--log", "loud"]);
     assert!(misused.contains("expected off, error, warn, info, debug or trace"), "{misused}");
 }
 
@@ -2247,6 +2394,6 @@ fn serve_applies_adapters_where_a_request_asks_for_them() {
     assert!(misuse(&["serve", "--lora", &named, "--lora", &named]).contains("\"poet\" already"));
     assert!(fails(&["serve", "--port", "0", "--lora", "poet=absent.gguf"]).contains("absent.gguf"));
     assert!(fails(&["serve", "--port", "0", "--lora-dir", &poet]).contains("the folder of adapters"));
-    assert!(refused(&["serve", "--lora", &format!("{named}=many")]).contains("NAME=FILE=SCALE"));
-    assert!(refused(&["run", "x", "--lora", &named]).contains("FILE=SCALE, whose scale"));
+    assert!(misuse(&["serve", "--lora", &format!("{named}=many")]).contains("NAME=FILE=SCALE"));
+    assert!(misuse(&["run", "x", "--lora", &named]).contains("FILE=SCALE, whose scale"));
 }
