@@ -1,26 +1,28 @@
 //! `shohin chat`: a conversation, one line at a time.
 
 use crate::args::whole;
-use crate::editor::{Editor, Typed};
+use crate::editor::{Editor, Typed, Words};
 use crate::error::{CliError, Result, file_error};
 use crate::input::{MAX_TEXT, read_line};
-use crate::model::{BareArgs, ModelArgs, finish_caching, settings, template_warning, weights};
+use crate::message::Lines;
+use crate::model::{self, BareArgs, ModelArgs, finish_caching, template_warning, weights};
 use crate::reply::{follow, line, reason_text, recovered};
 use crate::sampling::SamplingArgs;
 use crate::session;
+use crate::settings;
 #[cfg(not(target_os = "wasi"))]
 use crate::teach::Lessons;
-use crate::terminal::{self, Colours, remark, write_model_text};
+use crate::terminal::{self, Colours, Silence, remark, write_model_text};
 use crate::tools::{self, ProgramArgs};
+use crate::transcript;
 use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs, Tools};
+use crate::wrap::Wrap;
 use clap::Args;
-use serde_json::json;
 use shohin::core::chat::{Finish, FunctionCall, OverflowPolicy, Role, ToolChoice, function_name};
 use shohin::core::generate::Reason;
-use shohin::new_file::NewFile;
 #[cfg(not(target_os = "wasi"))]
 use shohin::train::Fact;
-use shohin::{Chat, ChatMessage, SamplerConfig, Timings};
+use shohin::{Chat, ChatMessage, Timings};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -51,6 +53,9 @@ pub(crate) struct ChatArgs {
     /// Nothing is computed again: the file holds the keys and values of all tokens, and is for this model and these settings.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
+    /// Neither read nor keep the lines that are typed in chats
+    #[arg(long)]
+    no_history: bool,
     /// Let a reasoning model think before it answers, for at most N tokens if set
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, value_parser = whole::<usize>)]
     think: Option<Option<usize>>,
@@ -73,16 +78,25 @@ pub(crate) struct ChatArgs {
 
 const HELP: &str = "\
 \x20 /help            this list
-  /new             start a new conversation
+  /new, /clear     start a new conversation
   /retry           generate another reply to the last message
+  /edit            change the last message in $EDITOR, and send it again
   /continue        continue the last reply, after Ctrl-C or --max-tokens
   /system TEXT     start a new conversation with this system message; without TEXT, with none
   /set NAME VALUE  change a sampling option: temperature, top_k, top_p, min_p, ...; /set alone lists them
   /teach Q = A     learn to answer A to the question Q; /teach alone lists what was learned
   /save FILE       save the conversation, as JSON if FILE ends in .json, else as Markdown; what was learned if FILE ends in .gguf
+  /load FILE       go on with a conversation: JSON of /save or of OpenAI's messages, or a file of --session
   /stats           tokens and speed of the last reply
   /quit            leave, as Ctrl-D does
-A line that ends in \\ continues on the next one; // begins a message with a slash. Ctrl-C stops a reply.";
+Alt-Enter begins a line in a message, as does a \\ at the end of one; \"\"\" begins and ends several lines. // begins a message with a
+slash. Tab completes commands, the arrows bring earlier lines back, Ctrl-C stops a reply.";
+
+/// The commands, for completion.
+const COMMANDS: [&str; 13] = [
+    "clear", "continue", "edit", "help", "load", "new", "quit", "retry", "save", "set", "stats", "system",
+    "teach",
+];
 
 pub(crate) fn chat(args: &ChatArgs) -> Result {
     let model_args = &args.model;
@@ -187,45 +201,42 @@ impl Terminal<'_> {
         let context = self.chat.capacity();
         let mut out = io::stdout();
         writeln!(out, "{bold}{name}{off}  {dim}{kind}, {parameters} parameters, context {context}{off}")?;
-        writeln!(out, "{dim}{}{off}", settings(model))?;
+        writeln!(out, "{dim}{}{off}", model::settings(model))?;
         writeln!(out, "{dim}/help lists commands, Ctrl-C stops a reply, Ctrl-D leaves{off}\n")?;
         if let Some(warning) = template_warning(self.chat.model()) {
             self.note(&warning)?;
             self.gap()?;
         }
-        self.editor = Some(Editor::new()?);
+        let words = Words { commands: &COMMANDS, of_files: &["save", "load"], options: settings::names() };
+        self.editor = Some(Editor::new(words, !self.args.no_history)?);
         let prompt = format!("{accent}>{off} ");
+        let mut lines = Lines::default();
         loop {
-            let mut line = String::new();
-            loop {
-                let shown = if line.is_empty() { prompt.as_str() } else { "… " };
+            let line = loop {
+                let shown = if lines.is_empty() { prompt.as_str() } else { "… " };
                 let Some(editor) = &mut self.editor else { return Ok(()) };
                 match editor.read(shown)? {
-                    Typed::Line(more) => line.push_str(&more),
+                    Typed::Line(more) => {
+                        if let Some(line) = lines.push(&more) {
+                            break line;
+                        }
+                    }
                     Typed::End => return Ok(()),
                     Typed::Interrupt => {
                         self.note("(Ctrl-D or /quit leaves)")?;
-                        line.clear();
-                        continue;
+                        lines.clear();
                     }
                     Typed::NotText => {
                         self.note("(that line is not UTF-8)")?;
-                        line.clear();
-                        continue;
+                        lines.clear();
                     }
                 }
-                if line.ends_with('\\') {
-                    line.pop();
-                    line.push('\n');
-                } else {
-                    break;
-                }
-            }
-            if line.trim().is_empty() {
+            };
+            if line.is_empty() {
                 continue;
             }
-            self.editor.iter_mut().for_each(|editor| editor.remember(line.trim()));
-            match self.line(line.trim()) {
+            self.editor.iter_mut().for_each(|editor| editor.remember(&line));
+            match self.line(&line) {
                 Ok(Then::Continue) => {}
                 Ok(Then::Leave) => return Ok(()),
                 // A refused message does not end the conversation.
@@ -240,29 +251,21 @@ impl Terminal<'_> {
 
     /// One message per line, without prompts: for scripts.
     fn piped(&mut self) -> Result {
-        let mut text = String::new();
+        let mut lines = Lines::default();
         let mut input = io::stdin().lock();
         while let Some(line) = read_line(&mut input)? {
-            if text.len() + line.len() > MAX_TEXT {
+            if lines.len() + line.len() > MAX_TEXT {
                 return Err(CliError::new("a message that continues over lines is too long"));
             }
-            text.push_str(&line);
-            if text.ends_with('\\') {
-                text.pop();
-                text.push('\n');
-                continue;
-            }
-            let line = std::mem::take(&mut text);
-            if line.trim().is_empty() {
-                continue;
-            }
-            if let Then::Leave = self.line(line.trim())? {
+            let Some(line) = lines.push(&line).filter(|line| !line.is_empty()) else { continue };
+            if let Then::Leave = self.line(&line)? {
                 return Ok(());
             }
         }
         // The last line announced a continuation that never came.
-        if !text.trim().is_empty() {
-            self.line(text.trim())?;
+        let rest = lines.finish();
+        if !rest.is_empty() {
+            self.line(&rest)?;
         }
         Ok(())
     }
@@ -280,7 +283,7 @@ impl Terminal<'_> {
         match name {
             "help" | "h" | "?" => note = Some(HELP.to_string()),
             "quit" | "q" | "exit" => return Ok(Then::Leave),
-            "new" => {
+            "new" | "clear" => {
                 self.start();
                 note = Some("(a new conversation)".into());
             }
@@ -294,10 +297,13 @@ impl Terminal<'_> {
             }
             "retry" => self.answer(Ask::Retry)?,
             "continue" => self.answer(Ask::Continue)?,
-            "set" => note = Some(self.set(argument)?),
+            "set" => note = Some(settings::set(self.chat.options_mut(), argument)?),
             #[cfg(not(target_os = "wasi"))]
             "teach" => note = Some(self.teach(argument)?),
             "save" => note = Some(self.save(argument)?),
+            "load" => note = Some(self.load(argument)?),
+            #[cfg(not(target_os = "wasi"))]
+            "edit" => note = self.edit()?,
             "stats" => note = Some(self.stats()),
             _ => {
                 let message = format!(
@@ -343,6 +349,49 @@ impl Terminal<'_> {
             return Ok(chat.save(path)?);
         }
         session::save(&mut self.chat, path)
+    }
+
+    /// Goes on with the conversation of a file.
+    fn load(&mut self, argument: &str) -> Result<String> {
+        if argument.is_empty() {
+            return Err(CliError::new("/load needs a file name"));
+        }
+        let path = Path::new(argument);
+        match transcript::is_json(path) {
+            true => self.chat.set_messages(transcript::read(path)?),
+            false => {
+                // What it was before, if the file is refused.
+                let before = self.chat.messages().to_vec();
+                if let Err(error) = self.chat.open(path) {
+                    self.chat.set_messages(before);
+                    return Err(error.into());
+                }
+            }
+        }
+        self.last = None;
+        let messages = self.chat.messages();
+        let first = messages.first().filter(|first| first.role == Role::System);
+        self.system = first.map(|first| first.text());
+        Ok(format!("({} messages read from {argument})", messages.len()))
+    }
+
+    /// Asks again what was asked last, as the user has changed it in an editor; without a message, asks what is written there.
+    #[cfg(not(target_os = "wasi"))]
+    fn edit(&mut self) -> Result<Option<String>> {
+        let before = self.chat.messages().to_vec();
+        let at = before.iter().rposition(|message| message.role == Role::User);
+        let old = at.map(|at| before[at].text()).unwrap_or_default();
+        let new = transcript::edited(&old)?;
+        if new.is_empty() || new == old {
+            return Ok(Some("(nothing was changed)".into()));
+        }
+        self.chat.set_messages(before[..at.unwrap_or(before.len())].to_vec());
+        if self.is_terminal {
+            let shown: String = new.lines().map(|line| format!("> {line}\n")).collect();
+            self.note(shown.trim_end())?;
+        }
+        self.answer(Ask::Message(&new)).inspect_err(|_| self.chat.set_messages(before))?;
+        Ok(None)
     }
 
     /// Starts a new conversation.
@@ -457,16 +506,32 @@ impl Terminal<'_> {
         if thinks {
             write!(out, "{dim}")?;
         }
+        let mut wrap = Wrap::default();
+        let mut show = |out: &mut io::StdoutLock<'_>, text: &str, ends: bool| {
+            let Some(width) = terminal.then(terminal::width).flatten() else {
+                return write_model_text(out, text, terminal);
+            };
+            let mut shown = wrap.push(text, width);
+            if ends {
+                shown += &wrap.finish(width);
+            }
+            write_model_text(out, &shown, terminal)
+        };
+        let silence = self.editor.is_some().then(Silence::keep);
         let outcome = follow(reply, &mut |piece| {
             if piece.token.is_some() && piece.token == think[0] {
+                show(&mut out, "", true)?;
                 write!(out, "{dim}")?;
             }
-            write_model_text(&mut out, &piece.text, terminal)?;
-            if piece.token.is_some() && piece.token == think[1] {
+            let ends_thoughts = piece.token.is_some() && piece.token == think[1];
+            show(&mut out, &piece.text, ends_thoughts)?;
+            if ends_thoughts {
                 write!(out, "{off}")?;
             }
             Ok(out.flush()?)
         });
+        show(&mut out, "", true)?;
+        drop(silence);
         let (finish, timings) = outcome?;
         write!(out, "{off}")?;
         if !finish.text.ends_with('\n') {
@@ -522,40 +587,6 @@ impl Terminal<'_> {
         }
     }
 
-    fn set(&mut self, argument: &str) -> Result<String> {
-        let mut config = self.chat.options().sampler;
-        if argument.is_empty() {
-            let lines: Vec<String> =
-                options(&mut config).iter().map(|(n, v)| format!("  {n:20}{}", v.shown())).collect();
-            return Ok(lines.join("\n"));
-        }
-        let (name, value) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
-        let value = value.trim_start();
-        let wanted = name.replace('-', "_");
-        let mut all = options(&mut config);
-        let Some((_, option)) = all.iter_mut().find(|(n, _)| *n == wanted) else {
-            let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
-            let names = names.join(", ");
-            return Err(CliError::new(format_args!(
-                "{name} is not a sampling option; expected one of {names}"
-            )));
-        };
-        if !option.put(value) {
-            let expected = option.expected();
-            return Err(CliError::new(format_args!("/set {name} needs {expected}, found {value:?}")));
-        }
-        // As it was typed, not as the nearest float.
-        let typed = |error| match error {
-            shohin::core::Error::Option { what, found, expected } => {
-                shohin::core::Error::Option { what, found: value.parse().unwrap_or(found), expected }
-            }
-            other => other,
-        };
-        config.check().map_err(typed)?;
-        self.chat.options_mut().sampler = config;
-        Ok(format!("({wanted} is now {value})"))
-    }
-
     fn save(&mut self, argument: &str) -> Result<String> {
         if argument.is_empty() {
             return Err(CliError::new("/save needs a file name"));
@@ -573,26 +604,9 @@ impl Terminal<'_> {
             return Ok(saved);
         }
         let messages = self.chat.messages();
-        let text = if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
-            let messages: Vec<_> =
-                messages.iter().map(|m| json!({ "role": m.role.name(), "content": m.text() })).collect();
-            format!("{:#}\n", json!({ "model": self.chat.model().name(), "messages": messages }))
-        } else {
-            let name = |role| match role {
-                Role::System => "Instructions",
-                Role::User => "You",
-                Role::Assistant => "Model",
-                Role::Tool => "Tool",
-            };
-            messages.iter().map(|m| format!("**{}:** {}\n\n", name(m.role), m.text().trim())).collect()
-        };
+        let text = transcript::text(path, self.chat.model().name(), messages);
         let n = messages.len();
-        let write = || {
-            let mut file = NewFile::private(path)?;
-            file.write_all(text.as_bytes())?;
-            file.finish()
-        };
-        let written = write();
+        let written = transcript::write(path, &text);
         self.saved = path.canonicalize().ok();
         written.map_err(|e| file_error("write", path, &e))?;
         Ok(format!("({n} messages written to {argument})"))
@@ -614,56 +628,4 @@ fn note(colours: Colours, terminal: bool, text: &str) -> Result {
         remark(text);
     }
     Ok(())
-}
-
-/// A mutable field of the sampler's options.
-enum Place<'c> {
-    Float(&'c mut f32),
-    Count(&'c mut usize),
-    Seed(&'c mut u64),
-}
-
-impl Place<'_> {
-    fn shown(&self) -> String {
-        match self {
-            Place::Float(x) => x.to_string(),
-            Place::Count(n) => n.to_string(),
-            Place::Seed(n) => n.to_string(),
-        }
-    }
-
-    fn expected(&self) -> &'static str {
-        match self {
-            Place::Float(_) => "a number",
-            Place::Count(_) | Place::Seed(_) => "a whole number, 0 or more",
-        }
-    }
-
-    fn put(&mut self, value: &str) -> bool {
-        match self {
-            Place::Float(x) => value.parse().map(|v| **x = v).is_ok(),
-            Place::Count(n) => value.parse().map(|v| **n = v).is_ok(),
-            Place::Seed(n) => value.parse().map(|v| **n = v).is_ok(),
-        }
-    }
-}
-
-fn options(c: &mut SamplerConfig) -> [(&'static str, Place<'_>); 14] {
-    use Place::{Count, Float, Seed};
-    [
-        ("temperature", Float(&mut c.temperature)),
-        ("top_k", Count(&mut c.top_k)),
-        ("top_p", Float(&mut c.top_p)),
-        ("min_p", Float(&mut c.min_p)),
-        ("typical_p", Float(&mut c.typical_p)),
-        ("repetition_penalty", Float(&mut c.repetition_penalty)),
-        ("presence_penalty", Float(&mut c.presence_penalty)),
-        ("frequency_penalty", Float(&mut c.frequency_penalty)),
-        ("penalty_last_n", Count(&mut c.penalty_last_n)),
-        ("dry_multiplier", Float(&mut c.dry_multiplier)),
-        ("dry_base", Float(&mut c.dry_base)),
-        ("dry_allowed_length", Count(&mut c.dry_allowed_length)),
-        ("dry_last_n", Count(&mut c.dry_last_n)),
-        ("seed", Seed(&mut c.seed)),
-    ]
 }

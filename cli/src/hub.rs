@@ -2,7 +2,7 @@
 
 use crate::error::{CliError, Result};
 use crate::nearest::nearest;
-use crate::progress::{ProgressBar, transfer};
+use crate::progress::{ProgressBar, transfer_from};
 use crate::terminal::{CtrlC, bytes, remark, table};
 use clap::Args;
 use shohin::hub::{Download, Hub, HubModel, published, published_names};
@@ -171,7 +171,7 @@ fn download(hub: &Hub, model: &HubModel) -> Result<PathBuf> {
         if !file.is_empty() {
             if bar.as_ref().is_none_or(|(of, _)| of != file) {
                 let message = file.rsplit('/').next().unwrap_or(file).to_string();
-                bar = Some((file.into(), transfer(message, total)));
+                bar = Some((file.into(), transfer_from(have, message, total)));
             }
             bar.iter().for_each(|(_, bar)| bar.set_position(have));
         }

@@ -22,6 +22,7 @@ mod input;
 mod inspect;
 mod logits;
 mod merge;
+mod message;
 mod model;
 #[cfg(not(target_os = "wasi"))]
 mod nearest;
@@ -37,6 +38,7 @@ mod sampling;
 #[cfg(not(target_os = "wasi"))]
 mod serve;
 mod session;
+mod settings;
 #[cfg(not(target_os = "wasi"))]
 mod teach;
 mod terminal;
@@ -44,7 +46,9 @@ mod tokenize;
 mod tools;
 #[cfg(not(target_os = "wasi"))]
 mod train;
+mod transcript;
 mod turn;
+mod wrap;
 
 #[cfg(not(target_os = "wasi"))]
 use bench::BenchArgs;

@@ -12,6 +12,37 @@ pub(crate) fn progress(what: &'static str, unit: &'static str, total: usize) -> 
     bar(what.into(), &format!("{{pos}}/{{len}} {unit}, {{per_sec}}"), Some(total as u64))
 }
 
+/// As [`progress`], from `done` on: only what comes then counts for the speed.
+pub(crate) fn progress_from(
+    done: usize,
+    what: &'static str,
+    unit: &'static str,
+    total: usize,
+) -> ProgressBar {
+    from(progress(what, unit, total), done as u64)
+}
+
+/// As [`transfer`], from `done` bytes on.
+#[cfg(not(target_os = "wasi"))]
+pub(crate) fn transfer_from(done: u64, what: String, total: Option<u64>) -> ProgressBar {
+    from(transfer(what, total), done)
+}
+
+#[cfg(not(target_os = "wasi"))]
+fn from(bar: ProgressBar, done: u64) -> ProgressBar {
+    // Only a step back makes the bar forget what it has measured, and from where.
+    for position in [done + 1, done] {
+        bar.set_position(position);
+        bar.tick();
+    }
+    bar
+}
+
+#[cfg(target_os = "wasi")]
+fn from(bar: ProgressBar, _: u64) -> ProgressBar {
+    bar
+}
+
 /// Progress in steps of training, whose message is set with each.
 #[cfg(not(target_os = "wasi"))]
 pub(crate) fn training(steps: u64) -> ProgressBar {
@@ -55,4 +86,20 @@ impl ProgressBar {
     pub(crate) fn inc(&self, _: u64) {}
 
     pub(crate) fn finish_and_clear(&self) {}
+}
+
+#[cfg(all(test, not(target_os = "wasi")))]
+mod tests {
+    use super::{progress_from, transfer_from};
+
+    #[test]
+    fn what_was_there_before_is_no_speed() {
+        let prompt = progress_from(13_000, "prefill", "tokens", 20_000);
+        assert_eq!((prompt.position(), prompt.per_sec()), (13_000, 0.0));
+        let rest = transfer_from(50 << 20, "a.gguf".into(), Some(100 << 20));
+        assert_eq!((rest.position(), rest.per_sec()), (50 << 20, 0.0));
+        rest.set_position(51 << 20);
+        rest.tick();
+        assert!(rest.per_sec() > 0.0);
+    }
 }

@@ -1,7 +1,7 @@
 //! Runs a reply, with a progress bar during a long prompt, until Ctrl-C.
 
 use crate::error::Result;
-use crate::progress::progress;
+use crate::progress::progress_from;
 use crate::terminal::{self, CtrlC};
 use shohin::core::chat::Finish;
 use shohin::core::generate::Reason;
@@ -23,7 +23,9 @@ pub(crate) fn follow(
             Step::Prompt(done, of) => {
                 // Only for prompts that take a while.
                 if start.elapsed() > Duration::from_millis(500) || bar.is_some() {
-                    let bar = bar.get_or_insert_with(|| progress("prefill", "tokens", of - cached));
+                    let bar = bar.get_or_insert_with(|| {
+                        progress_from(done - cached, "prefill", "tokens", of - cached)
+                    });
                     bar.set_position((done - cached) as u64);
                 }
             }

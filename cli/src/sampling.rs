@@ -27,10 +27,10 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
     /// Sample from the most typical tokens with total probability P
-    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = RARE, hide_short_help = true)]
+    #[arg(long, alias = "typical", value_name = "P", allow_negative_numbers = true, help_heading = RARE, hide_short_help = true)]
     pub(crate) typical_p: Option<f32>,
     /// Divide the logits of recent tokens by this factor (1: off)
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, alias = "repeat-penalty", value_name = "X", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,
     /// Subtract X from the logit of each recent token of the reply
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -39,7 +39,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Number of tokens that count as recent
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>, help_heading = RARE, hide_short_help = true)]
+    #[arg(long, alias = "repeat-last-n", value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>, help_heading = RARE, hide_short_help = true)]
     pub(crate) penalty_last_n: Option<usize>,
     /// Strength of DRY, which penalizes repeated phrases (0: off, 0.8 is usual)
     #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = RARE, hide_short_help = true)]

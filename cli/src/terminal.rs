@@ -83,6 +83,7 @@ impl CtrlC {
             #[cfg(not(target_os = "wasi"))]
             let _ = ctrlc::set_handler(|| {
                 if !LISTENING.load(Relaxed) || INTERRUPTED.swap(true, Relaxed) {
+                    echo_again();
                     std::process::exit(130);
                 }
             });
@@ -100,6 +101,64 @@ impl CtrlC {
 impl Drop for CtrlC {
     fn drop(&mut self) {
         LISTENING.store(false, Relaxed);
+    }
+}
+
+/// Columns of the terminal that is the standard output.
+#[cfg(not(target_os = "wasi"))]
+pub(crate) fn width() -> Option<usize> {
+    terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0.into()).filter(|width| *width > 0)
+}
+
+/// WASI does not tell the size of a terminal.
+#[cfg(target_os = "wasi")]
+pub(crate) fn width() -> Option<usize> {
+    None
+}
+
+/// The terminal's mode before it was silenced.
+#[cfg(unix)]
+static ECHOING: std::sync::Mutex<Option<rustix::termios::Termios>> = std::sync::Mutex::new(None);
+
+/// While it exists, what is typed is not shown: it would be in the middle of a reply. It is kept for the next line. On Windows
+/// only what is read is shown.
+pub(crate) struct Silence;
+
+impl Silence {
+    pub(crate) fn keep() -> Silence {
+        #[cfg(unix)]
+        {
+            use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+            let stdin = io::stdin();
+            if stdin.is_terminal()
+                && let Ok(before) = tcgetattr(&stdin)
+                && let Ok(mut echoing) = ECHOING.lock()
+            {
+                let mut silent = before.clone();
+                silent.local_modes.remove(LocalModes::ECHO | LocalModes::ECHONL);
+                if tcsetattr(&stdin, OptionalActions::Now, &silent).is_ok() {
+                    *echoing = Some(before);
+                }
+            }
+        }
+        Silence
+    }
+}
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        echo_again();
+    }
+}
+
+/// Ends a silence.
+fn echo_again() {
+    #[cfg(unix)]
+    if let Ok(mut echoing) = ECHOING.lock()
+        && let Some(before) = echoing.take()
+    {
+        // A terminal that is gone has no mode.
+        let _ = rustix::termios::tcsetattr(io::stdin(), rustix::termios::OptionalActions::Now, &before);
     }
 }
 

@@ -590,9 +590,15 @@ fn a_session_keeps_its_instructions() {
 /// The output of `shohin chat` on a terminal on which `typed` was entered at once.
 #[cfg(unix)]
 fn on_a_terminal(args: &[&str], typed: &str) -> String {
-    let terminal = nix::pty::openpty(None, None).unwrap();
+    on_a_terminal_of(shohin(&with(args, &["--no-history"])), 80, typed)
+}
+
+/// The same of a command, on a terminal of so many columns.
+#[cfg(unix)]
+fn on_a_terminal_of(mut command: Command, columns: u16, typed: &str) -> String {
+    let size = nix::pty::Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    let terminal = nix::pty::openpty(Some(&size), None).unwrap();
     let end = || Stdio::from(terminal.slave.try_clone().unwrap());
-    let mut command = shohin(args);
     command.env("NO_COLOR", "1").env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
     let mut child = command.spawn().unwrap();
     drop(command);
@@ -630,6 +636,164 @@ fn lines_that_are_typed_ahead_or_pasted_are_kept() {
         ["My name is Zoe.", "What is my name?", "Hello!"]
     );
     assert_eq!(messages("two \\\nlines\nHello!\n"), ["two \nlines", "Hello!"]);
+    // Alt-Enter, and a block.
+    assert_eq!(messages("two\u{1b}\nlines\nHello!\n"), ["two\nlines", "Hello!"]);
+    assert_eq!(messages("\"\"\"\n/usr\n  is a folder\n\"\"\"\nHello!\n"), ["/usr\n  is a folder", "Hello!"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn words_of_a_reply_wrap_at_the_edge_of_the_terminal() {
+    let ask = ["--preset", "greedy", "-n", "60"];
+    let text = ok(&with(&["run", "Tell me a story."], &ask));
+    let chat = shohin(&with(&["chat", "--no-history"], &ask));
+    let shown = on_a_terminal_of(chat, 30, "Tell me a story.\r/quit\r");
+    let lines: Vec<&str> = shown.lines().map(|line| line.trim_end_matches('\r')).collect();
+    let first = text.split_whitespace().next().unwrap();
+    let begin = lines.iter().position(|line| line.starts_with(&format!("{first} "))).unwrap();
+    let end =
+        begin + lines[begin..].iter().position(|line| line.is_empty() || line.starts_with('(')).unwrap();
+    let reply = &lines[begin..end];
+    assert!(reply.len() > 3 && reply.iter().all(|line| line.chars().count() <= 30), "{shown}");
+    let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
+    assert_eq!(words(&reply.join(" ")), words(&text));
+}
+
+/// What is typed during a reply is neither in it nor lost.
+#[cfg(unix)]
+#[test]
+fn what_is_typed_during_a_reply_is_not_shown_in_it() {
+    use std::io::{BufRead, BufReader};
+    let terminal = nix::pty::openpty(None, None).unwrap();
+    let end = || Stdio::from(terminal.slave.try_clone().unwrap());
+    let mut command = shohin(&with(&["chat", "--no-history", "-n", "300"], &WILD));
+    command.env("NO_COLOR", "1").env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    drop(terminal.slave);
+    let mut master = fs::File::from(terminal.master);
+    let mut reader = BufReader::new(master.try_clone().unwrap());
+    let mut shown = Vec::new();
+    let mut until = |mark: u8, shown: &mut Vec<u8>| {
+        shown.clear();
+        reader.read_until(mark, shown).unwrap();
+    };
+    until(b'>', &mut shown);
+    master.write_all(b"Tell me a story.\r").unwrap();
+    // The line that was typed, as the editor has shown it, then a word of the reply.
+    while !shown.ends_with(b".\r\n") && !String::from_utf8_lossy(&shown).contains("story.") {
+        until(b'\n', &mut shown);
+    }
+    until(b' ', &mut shown);
+    master.write_all(b"/stats").unwrap();
+    let mut reply = Vec::new();
+    while !String::from_utf8_lossy(&reply).contains("--max-tokens reached") {
+        until(b')', &mut shown);
+        reply.extend_from_slice(&shown);
+    }
+    assert!(!String::from_utf8_lossy(&reply).contains("/stats"), "{}", String::from_utf8_lossy(&reply));
+    master.write_all(b"\r/quit\r").unwrap();
+    let mut rest = Vec::new();
+    let _ = reader.read_to_end(&mut rest);
+    assert!(
+        String::from_utf8_lossy(&rest).contains("reply 300 tokens"),
+        "{}",
+        String::from_utf8_lossy(&rest)
+    );
+    assert!(child.wait().unwrap().success());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn typed_lines_are_kept_for_the_next_chat() {
+    use std::os::unix::fs::PermissionsExt;
+    let state = temporary("state", "");
+    fs::remove_file(&state).unwrap();
+    let saved = temporary("history.json", "");
+    let asked = |typed: &str, more: &[&str]| -> Vec<String> {
+        fs::remove_file(&saved).unwrap();
+        let mut chat = shohin(&with(&["chat", "--preset", "greedy", "-n", "4"], more));
+        chat.env("XDG_STATE_HOME", &state);
+        on_a_terminal_of(chat, 80, &format!("{typed}/save {saved}\r/quit\r"));
+        let saved: Value = serde_json::from_slice(&fs::read(&saved).unwrap()).unwrap();
+        let all = saved["messages"].as_array().unwrap().iter();
+        all.filter(|m| m["role"] == "user").map(|m| m["content"].as_str().unwrap().to_string()).collect()
+    };
+    let history = PathBuf::from(&state).join("shohin/history");
+    asked("A secret.\r", &["--no-history"]);
+    assert!(!history.exists());
+    assert_eq!(asked("My name\u{1b}\ris Zoe.\r", &[]), ["My name\nis Zoe."]);
+    assert_eq!(fs::metadata(&history).unwrap().permissions().mode() & 0o777, 0o600);
+    // Up: /quit, /save, the message.
+    let up = "\u{1b}[A";
+    assert_eq!(asked(&format!("{up}{up}{up}\r"), &[]), ["My name\nis Zoe."]);
+}
+
+#[cfg(unix)]
+#[test]
+fn tab_completes_commands_and_names_of_options() {
+    let shown = on_a_terminal(&["chat"], "/sta\t\r/set top_k\t 7\r/quit\r");
+    assert!(shown.contains("(no reply yet)") && shown.contains("(top_k is now 7)"), "{shown}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_message_is_changed_in_an_editor_and_a_conversation_read() {
+    let (saved, given) = (temporary("edited.json", ""), temporary("given.json", ""));
+    fs::remove_file(&saved).unwrap();
+    let run = |editor: &str, lines: &str| {
+        let mut command = shohin(&with(&["chat", "-n", "6"], &EXACT));
+        command.env("EDITOR", editor).env_remove("VISUAL").stdin(Stdio::piped());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let messages = || -> Value {
+        let text = fs::read(&saved).unwrap();
+        fs::remove_file(&saved).unwrap();
+        serde_json::from_slice::<Value>(&text).unwrap()["messages"].take()
+    };
+    let save = format!("/save {saved}\n");
+    stdout(run(
+        "sed -i s/Zoe/Tom/",
+        &format!("/system Be brief.\nHello!\nMy name is Zoe.\n/edit\n/edit\n{save}"),
+    ));
+    let edited = messages();
+    stdout(run("false", &format!("/system Be brief.\nHello!\nMy name is Tom.\n{save}")));
+    assert_eq!(edited, messages());
+    let refused = failure_after(&run("false", "Hello!\n/edit\n"));
+    assert!(refused.contains("the editor \"false\" has ended with"), "{refused}");
+    // What was saved is read, and gone on with.
+    fs::write(&given, to_json!({ "messages": edited }).to_string()).unwrap();
+    stdout(run("", &format!("/load {given}\nWhat is my name?\n{save}")));
+    let more = messages();
+    assert_eq!(more.as_array().unwrap()[..5], edited.as_array().unwrap()[..]);
+    assert_eq!(more.as_array().unwrap().len(), 7);
+    // So is a file of --session.
+    let session = temporary("loaded.session", "");
+    fs::remove_file(&session).unwrap();
+    let kept = with(&["chat", "-n", "6", "--session", &session], &EXACT);
+    stdout(feed(&kept, "My name is Zoe.\n"));
+    stdout(run("", &format!("/load {session}\nWhat is my name?\n{save}")));
+    assert_eq!(messages().as_array().unwrap().len(), 4);
+    for (content, problem) in [
+        ("Dear diary", "not JSON"),
+        ("{}", "expected messages"),
+        ("[{\"role\": \"robot\", \"content\": \"x\"}]", "message 1: expected a role and a content"),
+    ] {
+        fs::write(&given, content).unwrap();
+        let refused = failure(&feed(&["chat"], format!("/load {given}\n")), 1);
+        assert!(refused.contains(problem), "{refused}");
+    }
+    let refused = failure(&feed(&["chat"], format!("/load {}\n", temporary("no.session", "Dear diary"))), 1);
+    assert!(refused.contains("another kind of file"), "{refused}");
+}
+
+/// The last line of a failure that came after replies.
+#[cfg(unix)]
+fn failure_after(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr.clone()).unwrap().lines().last().unwrap().into()
 }
 
 #[test]
