@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 
 /// Download a model
 ///
-/// MODEL is the name of a published model (`shohin list --published`), or hf:OWNER/REPOSITORY/FILE for any GGUF file
-/// on the Hugging Face Hub. An interrupted download continues where it ended, and the SHA-256 is checked.
+/// MODEL is the name of a published model (`shohin list --published`), hf:OWNER/REPOSITORY/FILE or hf:OWNER/REPOSITORY:FORMAT for
+/// any GGUF file on the Hugging Face Hub, hf:OWNER/REPOSITORY for the only one or for a folder of safetensors, or the address
+/// of a page there. An interrupted download continues where it ended, and the SHA-256 is checked.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -21,13 +22,15 @@ Examples:
   shohin chat -m bonsai-1.7b
   shohin pull hf:prism-ml/Bonsai-4B-gguf/Bonsai-4B-Q1_0.gguf
   shohin pull hf:OWNER/REPOSITORY@REVISION/FILE
+  shohin pull hf:OWNER/REPOSITORY:Q4_K_M
+  shohin pull https://huggingface.co/OWNER/REPOSITORY/blob/main/FILE
 
 Files are kept in the cache of the Hub's own tools, ~/.cache/huggingface/hub.
-Environment: HF_ENDPOINT (a mirror), HF_TOKEN, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE (use only
-what is kept).")]
+Environment: HF_ENDPOINT (a mirror), HF_TOKEN, HF_TOKEN_PATH, HF_HUB_CACHE, HF_HOME,
+XDG_CACHE_HOME, HF_HUB_OFFLINE (use only what is kept), and HTTPS_PROXY, ALL_PROXY, NO_PROXY.")]
 pub(crate) struct PullArgs {
     /// The model
-    #[arg(id = "wanted", value_name = "MODEL", value_parser = str::parse::<HubModel>)]
+    #[arg(id = "wanted", value_name = "MODEL", value_parser = wanted)]
     model: HubModel,
     /// Do not ask before a large download
     #[arg(short, long)]
@@ -55,8 +58,18 @@ Examples:
   shohin rm hf:OWNER/REPOSITORY")]
 pub(crate) struct RmArgs {
     /// The model, as for `pull`; without a file all of its repository, without a revision or with `main` all revisions
-    #[arg(id = "wanted", value_name = "MODEL", value_parser = str::parse::<HubModel>)]
+    #[arg(id = "wanted", value_name = "MODEL", value_parser = wanted)]
     model: HubModel,
+}
+
+/// The model that a name is of.
+fn wanted(text: &str) -> std::result::Result<HubModel, String> {
+    text.parse::<HubModel>().map_err(|error| {
+        match nearest(text, published().iter().map(|model| model.name)).filter(|_| is_bare_name(text)) {
+            Some(name) => format!("{error}; did you mean {name}?"),
+            None => error.to_string(),
+        }
+    })
 }
 
 /// Downloads from this size on are asked for.
@@ -114,8 +127,7 @@ pub(crate) fn rm(args: &RmArgs) -> Result {
 /// The file that `--model` names. What it names on the Hub is downloaded unless it is kept.
 pub(crate) fn located(named: &Path) -> Result<PathBuf> {
     let text = named.to_str().unwrap_or_default();
-    let is_published = published().iter().any(|model| model.name.eq_ignore_ascii_case(text));
-    if !(text.starts_with("hf:") || is_published) || named.exists() {
+    if !HubModel::is_named_by(text) || named.exists() {
         if is_bare_name(text) && !named.exists() {
             let names = published_names();
             let expected = format!("expected a file, a folder, one of {names}, or hf:owner/repository/file");

@@ -244,9 +244,9 @@ fn refusal(error: StartError) -> CliError {
 
 /// The last part of a path without `.gguf`.
 fn file_name(path: &Path) -> Option<String> {
-    // Paths such as `.` have none.
-    let whole = || path.canonicalize().ok()?.file_name().map(|name| name.to_owned());
-    let name = path.file_name().map(|name| name.to_owned()).or_else(whole)?.to_string_lossy().into_owned();
+    // Of a folder, such as `.`, that of what it is.
+    let own = || Some(path.file_name()?.to_string_lossy().into_owned());
+    let name = if path.is_dir() { shohin::folder_name(path) } else { own() }?;
     // Not the "extension" of bonsai-1.7b.
     let at = name.len().saturating_sub(".gguf".len());
     let is_gguf = at > 0 && name.get(at..).is_some_and(|end| end.eq_ignore_ascii_case(".gguf"));

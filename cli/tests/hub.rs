@@ -226,6 +226,16 @@ fn models_are_named() {
         ("hf:a/b/d/c.gguf", "hf:a/b/d/c.gguf"),
         ("hf:a/b@v1.0/c.gguf", "hf:a/b@v1.0/c.gguf"),
         ("hf:a/b@main:c.gguf", "hf:a/b/c.gguf"),
+        ("hf:a/b:Q4_K_M", "hf:a/b:Q4_K_M"),
+        ("hf:a/b@v1.0:Q4_K_M", "hf:a/b@v1.0:Q4_K_M"),
+        ("hf:a/b:latest", "hf:a/b"),
+        ("https://huggingface.co/a/b", "hf:a/b"),
+        ("https://huggingface.co/a/b/", "hf:a/b"),
+        ("huggingface.co/a/b/blob/main/c.gguf", "hf:a/b/c.gguf"),
+        ("https://huggingface.co/a/b/blob/main/d/c.gguf?download=true", "hf:a/b/d/c.gguf"),
+        ("https://huggingface.co/a/b/resolve/v1.0/c.gguf", "hf:a/b@v1.0/c.gguf"),
+        ("https://huggingface.co/a/b/tree/v1.0", "hf:a/b@v1.0"),
+        ("hf.co/a/b:Q8_0", "hf:a/b:Q8_0"),
     ] {
         assert_eq!(name(text), shown);
     }
@@ -245,6 +255,11 @@ fn models_are_named() {
         "hf:a/b@../c",
         "hf:a/b?x",
         "hf:a/b/c:d\n",
+        "https://huggingface.co/a",
+        "https://huggingface.co/datasets/a/b",
+        "https://huggingface.co/a/b/blob/main",
+        "https://huggingface.co/a/b/discussions/1",
+        "https://example.com/a/b",
     ] {
         let error = wrong.parse::<HubModel>().unwrap_err().to_string();
         assert!(error.contains("hf:owner/repository/file"), "{wrong:?}: {error}");
@@ -610,9 +625,17 @@ fn command(site: &Site, program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).env("SHOHIN_WEIGHT_CACHE", "none");
     command.env("HF_ENDPOINT", &site.front.address).env("HF_HUB_CACHE", site.cache.path());
-    for name in
-        ["HF_TOKEN", "HF_HOME", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"]
-    {
+    for name in [
+        "HF_TOKEN",
+        "HF_HOME",
+        "HF_HUB_OFFLINE",
+        "http_proxy",
+        "HTTP_PROXY",
+        "ALL_PROXY",
+        "all_proxy",
+        "NO_PROXY",
+        "no_proxy",
+    ] {
         command.env_remove(name);
     }
     command
@@ -671,6 +694,8 @@ fn the_program_pulls_runs_lists_and_deletes_a_model() {
     let wrong = shohin(&site, &["pull", "bonsay"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("hf:owner/repository/file"), "{}", text(&wrong.stderr));
+    let near = shohin(&site, &["pull", "bonsai-1.7"]);
+    assert!(text(&near.stderr).contains("did you mean bonsai-1.7b?"), "{}", text(&near.stderr));
     let unused = shohin(&site, &["list", "-m", "x.gguf"]);
     assert_eq!(unused.status.code(), Some(2), "{unused:?}");
     let offline =
@@ -732,4 +757,197 @@ fn a_killed_download_is_not_there_or_whole() {
     assert!(shohin(&site, &["pull", FILE]).status.success());
     let path = site.hub.clone().only_kept(true).find(&named(FILE)).unwrap();
     assert_eq!(fs::read(path).unwrap(), content);
+}
+
+#[test]
+fn a_format_names_one_of_several_files() {
+    let files = ["m-Q4_K_M.gguf", "m-Q4_K_M_L.gguf", "m-Q8_0.gguf", "mmproj-Q8_0.gguf"];
+    let all: Vec<(&str, Vec<u8>)> =
+        files.iter().zip(1..).map(|(name, seed)| (*name, noise(1000 * seed))).collect();
+    let Site { hub, cache: _cache, .. } = site(&all, Answer::file);
+    let model = named("hf:owner/name:q4_k_m");
+    assert_eq!(hub.missing(&model).unwrap(), Some(1000));
+    let path = hub.pull(&model, &mut on).unwrap();
+    assert!(path.ends_with("m-Q4_K_M.gguf") && fs::read(&path).unwrap() == noise(1000));
+    assert_eq!(hub.find(&model), Some(path));
+    assert_eq!(hub.find(&named("hf:owner/name:Q8_0")), None);
+    assert!(hub.pull(&named("hf:owner/name:Q8_0"), &mut on).unwrap().ends_with("m-Q8_0.gguf"));
+    assert_eq!((hub.kept(&model).len(), hub.remove(&model).unwrap(), hub.list().len()), (1, 1000, 1));
+    match problem(hub.pull(&named("hf:owner/name:Q5_K"), &mut on).unwrap_err()) {
+        HubError::NoSuchFormat { tag, files: found } => assert_eq!((tag, found.len()), ("Q5_K".into(), 4)),
+        other => panic!("{other}"),
+    }
+}
+
+/// The files of a folder that transformers has written.
+fn folder(name: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf").join(name);
+    let file = |path: std::path::PathBuf| {
+        (path.file_name().unwrap().to_str().unwrap().into(), fs::read(&path).unwrap())
+    };
+    fs::read_dir(folder).unwrap().map(|entry| file(entry.unwrap().path())).collect()
+}
+
+#[test]
+fn a_folder_of_safetensors_is_pulled_run_and_named_as_its_repository() {
+    let mut files = folder("qwen2");
+    files.push(("consolidated.safetensors".into(), noise(1000)));
+    let borrowed: Vec<(&str, Vec<u8>)> =
+        files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
+    let site = site(&borrowed, Answer::file);
+    let run = ["run", "-m", "hf:owner/name", "--raw", "--preset", "greedy", "-n", "4", "abc"];
+    let first = shohin(&site, &run);
+    assert!(first.status.success(), "{}", text(&first.stderr));
+    let local = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/hf/qwen2");
+    let mut same = run;
+    same[2] = local;
+    assert_eq!(first.stdout, shohin(&site, &same).stdout);
+    let asked: Vec<String> = site.back.asked().into_iter().map(|asked| asked.path).collect();
+    assert!(
+        asked.contains(&"/cdn/tokenizer.json".into()) && asked.last().unwrap() == "/cdn/model.safetensors"
+    );
+    assert!(!asked.iter().any(|path| path.contains("consolidated") || path.contains("texts")), "{asked:?}");
+    // It is kept, and named as the repository is.
+    site.front.asked();
+    let inspected = shohin(&site, &["inspect", "hf:owner/name", "--json"]);
+    assert!(site.front.asked().is_empty() && text(&inspected.stdout).contains("\"name\": \"name\""));
+    let path = text(&shohin(&site, &["pull", "hf:owner/name"]).stdout);
+    assert_eq!(path.trim_end(), site.hub.find(&named("hf:owner/name")).unwrap().to_str().unwrap());
+    assert!(path.trim_end().ends_with(COMMIT));
+    let removed = shohin(&site, &["rm", "hf:owner/name"]);
+    assert!(removed.status.success(), "{}", text(&removed.stderr));
+    assert!(!site.cache.path().join("models--owner--name").exists());
+}
+
+#[test]
+fn a_folder_in_parts_is_kept_when_all_are() {
+    let index = r#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}"#;
+    let parts = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let Site { hub, cache, .. } = site(
+        &[
+            ("config.json", b"{}".to_vec()),
+            ("model.safetensors.index.json", index.into()),
+            (parts[0], noise(10)),
+            (parts[1], noise(20)),
+        ],
+        Answer::file,
+    );
+    let model = named("hf:owner/name");
+    assert_eq!(hub.missing(&model).unwrap(), Some(2 + index.len() as u64 + 30));
+    let path = hub.pull(&model, &mut on).unwrap();
+    assert_eq!(hub.find(&model), Some(path.clone()));
+    assert_eq!(path, cache.path().join("models--owner--name/snapshots").join(COMMIT));
+    fs::remove_file(path.join(parts[1])).unwrap();
+    assert_eq!(hub.find(&model), None);
+    // What only PyTorch reads is named.
+    let Site { hub, cache: _cache, .. } =
+        site(&[("config.json", b"{}".to_vec()), ("pytorch_model.bin", noise(10))], Answer::file);
+    let error = hub.pull(&model, &mut on).unwrap_err().to_string();
+    assert!(error.contains("pytorch_model.bin, which only PyTorch reads"), "{error}");
+}
+
+/// Where the cache is, as huggingface_hub has it (`constants.py`): it says so with `HF_HUB_CACHE`.
+#[test]
+fn the_cache_is_where_the_hubs_own_tools_have_it() {
+    let home = TempDir::new().unwrap();
+    let home = home.path().to_str().unwrap();
+    for (set, cache) in [
+        (&[][..], "{home}/.cache/huggingface/hub"),
+        (&[("XDG_CACHE_HOME", "{home}/x")], "{home}/x/huggingface/hub"),
+        (&[("XDG_CACHE_HOME", "{home}/x"), ("HF_HOME", "~/hf")], "{home}/hf/hub"),
+        (&[("HF_HOME", "$HOME/hf")], "{home}/hf/hub"),
+        (&[("HF_HOME", "~/hf"), ("HF_HUB_CACHE", "${HOME}/hub")], "{home}/hub"),
+        (&[("HF_HOME", ""), ("HF_HUB_CACHE", ""), ("XDG_CACHE_HOME", "")], "{home}/.cache/huggingface/hub"),
+        (&[("HUGGINGFACE_HUB_CACHE", "~/old")], "{home}/old"),
+        (&[("HF_HUB_CACHE", "{home}/$UNKNOWN_NAME/hub")], "{home}/$UNKNOWN_NAME/hub"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
+        command.arg("list").env("HOME", home).env("SHOHIN_CONFIG", "none").env("HF_ENDPOINT", "");
+        for name in ["HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "UNKNOWN_NAME"] {
+            command.env_remove(name);
+        }
+        for (name, value) in set {
+            command.env(name, value.replace("{home}", home));
+        }
+        let said = text(&command.output().unwrap().stderr);
+        let cache = cache.replace("{home}", home);
+        assert!(said.contains(&format!("(no models in {cache};")), "{set:?}: {said}");
+    }
+}
+
+/// A SOCKS5 proxy (RFC 1928) that leads to wherever it is asked for, and from the host `hub.test` to `front`. Returns its
+/// address and the hosts that were asked for.
+fn socks(front: &str) -> (String, Arc<Mutex<Vec<String>>>) {
+    use std::io::Read;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (log, front) = (Arc::clone(&asked), front.trim_start_matches("http://").to_string());
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, log, front) = (client.unwrap(), Arc::clone(&log), front.clone());
+            thread::spawn(move || {
+                let mut take = |n: usize| {
+                    let mut bytes = vec![0; n];
+                    client.read_exact(&mut bytes).unwrap();
+                    bytes
+                };
+                let methods = take(2)[1];
+                take(methods.into());
+                client.write_all(&[5, 0]).unwrap();
+                let mut take = |n: usize| {
+                    let mut bytes = vec![0; n];
+                    client.read_exact(&mut bytes).unwrap();
+                    bytes
+                };
+                let host = match take(4)[3] {
+                    1 => take(4).iter().map(u8::to_string).collect::<Vec<_>>().join("."),
+                    _ => {
+                        let len = take(1)[0];
+                        String::from_utf8(take(len.into())).unwrap()
+                    }
+                };
+                let port = take(2);
+                let to = format!("{host}:{}", u16::from_be_bytes([port[0], port[1]]));
+                let to = if host == "hub.test" { front } else { to };
+                log.lock().unwrap().push(host);
+                let mut server = TcpStream::connect(to).unwrap();
+                client.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
+                let (mut up, mut down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                thread::spawn(move || std::io::copy(&mut up, &mut down));
+                let _ = std::io::copy(&mut server, &mut client);
+                let _ = client.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    (address, asked)
+}
+
+#[test]
+fn downloads_go_through_a_socks_proxy() {
+    let site = site(&[("a.gguf", noise(1000))], Answer::file);
+    let (proxy, asked) = socks(&site.front.address);
+    let pull = |set: &[(&str, &str)]| {
+        let mut command = command(&site, env!("CARGO_BIN_EXE_shohin"), &["pull", FILE]);
+        command.envs(set.iter().copied());
+        let output = command.output().unwrap();
+        shohin(&site, &["rm", FILE]);
+        (output, std::mem::take(&mut *asked.lock().unwrap()))
+    };
+    let (remote, local) = (format!("socks5h://{proxy}"), format!("socks5://{proxy}"));
+    let (output, hosts) = pull(&[("ALL_PROXY", &remote), ("HF_ENDPOINT", "http://hub.test")]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(hosts.contains(&"hub.test".into()) && hosts.contains(&"127.0.0.1".into()), "{hosts:?}");
+    let (output, hosts) = pull(&[("HTTP_PROXY", &local), ("ALL_PROXY", "")]);
+    assert!(output.status.success() && !hosts.is_empty(), "{}", text(&output.stderr));
+    for without in ["NO_PROXY", "no_proxy"] {
+        let (output, hosts) =
+            pull(&[("ALL_PROXY", &local), ("NO_PROXY", ""), (without, "example.com, 127.0.0.1")]);
+        assert!(output.status.success() && hosts.is_empty(), "{hosts:?}");
+    }
+    let (output, _) = pull(&[("ALL_PROXY", "gopher://127.0.0.1")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr).starts_with("shohin: ALL_PROXY is \"gopher://127.0.0.1\", expected an address")
+    );
 }

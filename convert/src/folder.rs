@@ -102,8 +102,7 @@ impl Folder {
         if let Some(name) = present(&self.config.root, NAME).and_then(Value::as_str) {
             return name.into();
         }
-        let path = self.path.canonicalize().unwrap_or_default();
-        path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+        shohin_files::folder_name(&self.path).unwrap_or_else(|| "model".into())
     }
 
     pub(crate) fn config(&self) -> &Json {

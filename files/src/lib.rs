@@ -16,4 +16,4 @@ pub mod new_file;
 
 pub use error::{Error, Result, failed};
 pub use map::{Mmap, MmapMut, advise_large_pages, large_pages, map_file, open_mapped};
-pub use model::{MappedFile, MappedModel, parse, shard_names};
+pub use model::{MappedFile, MappedModel, folder_name, parse, shard_names};

@@ -117,3 +117,14 @@ pub fn parse<'p>(
     Gguf::parse_parts(parts, options)
         .map_err(|wrong| Error::Model { name: name(wrong.part), source: wrong.error })
 }
+
+/// The name of a model's folder: of one in the cache of the Hugging Face Hub (`models--OWNER--NAME/snapshots/COMMIT`) that of its
+/// repository, else its own.
+pub fn folder_name(path: &Path) -> Option<String> {
+    let path = path.canonicalize().ok()?;
+    let own = path.file_name()?.to_string_lossy().into_owned();
+    let snapshots = path.parent().filter(|parent| parent.file_name().is_some_and(|name| name == "snapshots"));
+    let cache = snapshots.and_then(|snapshots| snapshots.parent()?.file_name()?.to_str());
+    let repository = cache.and_then(|cache| cache.strip_prefix("models--"));
+    Some(repository.map_or(own, |name| name.split_once("--").map_or(name, |(_, name)| name).into()))
+}

@@ -343,6 +343,18 @@ pub enum HubError {
         /// Its GGUF files.
         files: Vec<String>,
     },
+    /// The repository has no GGUF file of the format that was named.
+    NoSuchFormat {
+        /// The format.
+        tag: String,
+        /// Its GGUF files.
+        files: Vec<String>,
+    },
+    /// The repository has neither a GGUF file nor a folder of safetensors.
+    NoModel {
+        /// Weights that only Python can read, if it has some.
+        pickled: Option<String>,
+    },
     /// An unexpected answer.
     Answer {
         /// Its meaning.
@@ -394,9 +406,20 @@ impl fmt::Display for HubError {
             HubError::Denied { with_token: true, page } => {
                 write!(f, "the token does not give access; are there terms to accept at {page}?")
             }
-            HubError::Ambiguous { files } if files.is_empty() => {
-                f.write_str("the repository has no GGUF file")
+            HubError::NoSuchFormat { tag, files } if files.is_empty() => {
+                write!(f, "the repository has no GGUF files, and none of the format {tag}")
             }
+            HubError::NoSuchFormat { tag, files } => {
+                write!(f, "the repository has no GGUF file of the format {tag}, but {}", files.join(", "))
+            }
+            HubError::NoModel { pickled: None } => {
+                f.write_str("the repository has no GGUF file, and no config.json with model.safetensors")
+            }
+            HubError::NoModel { pickled: Some(file) } => write!(
+                f,
+                "the repository has no GGUF file and no safetensors, but {file}, which only PyTorch reads; \
+                 `save_pretrained` of transformers writes safetensors"
+            ),
             HubError::Ambiguous { files } => {
                 write!(f, "the repository has several GGUF files, add one of them: {}", files.join(", "))
             }

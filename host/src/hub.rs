@@ -1,179 +1,39 @@
-//! Models of the Hugging Face Hub: published ones by name, and any GGUF file as `hf:owner/repository/file`.
+//! Models of the Hugging Face Hub: published ones by name, any GGUF file as `hf:owner/repository/file` or
+//! `hf:owner/repository:Q4_K_M`, and folders of safetensors as `hf:owner/repository`.
 //!
 //! Files are kept in the layout of the Hub's own cache, which other programs share: `blobs/` has them by their
 //! checksum, `snapshots/COMMIT/` links to them by name, and `refs/` has the commit of each revision. An
 //! interrupted download continues where it ended.
 //!
-//! The environment variables of the Hub's own tools apply: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_CACHE`, `HF_HOME`
-//! and `HF_HUB_OFFLINE`.
+//! The environment variables of the Hub's own tools apply: `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_CACHE`, `HF_HOME`,
+//! `XDG_CACHE_HOME` and `HF_HUB_OFFLINE`; those of proxies do, too (`HTTPS_PROXY`, `ALL_PROXY`, `HTTP_PROXY` and `NO_PROXY`).
 
 pub use crate::error::HubError;
 use crate::error::{Error, FileError, Result};
+use crate::hub_files::{Selection, has_tag, is_weights, select};
+pub use crate::hub_name::{HubModel, PublishedModel, published, published_names};
+use crate::hub_name::{MAIN, is_relative};
+use crate::hub_place;
 use sha2::{Digest, Sha256};
 use shohin_core::gguf::MAX_PARTS;
 use shohin_core::json::Value;
 use shohin_files::new_file::{NewFile, sync_folder};
 use shohin_files::{failed, shard_names};
 use std::collections::BTreeSet;
-use std::env;
 use std::ffi::OsStr;
-use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::sync::{LazyLock, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 use ureq::http::{Response, Uri};
 use ureq::{Agent, Body};
 
-/// A published model that is known by its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PublishedModel {
-    /// The name.
-    pub name: &'static str,
-    /// Its repository, `owner/name`.
-    pub repository: &'static str,
-    /// The file.
-    pub file: &'static str,
-    /// Size of the file when it was published.
-    pub bytes: u64,
-    /// SHA-256 of the file in hexadecimal digits.
-    pub sha256: &'static str,
-}
-
-/// The models that are known by their names, smallest first.
-pub fn published() -> &'static [PublishedModel] {
-    static MODELS: LazyLock<Vec<PublishedModel>> = LazyLock::new(|| {
-        let rows = Value::parse(include_str!("../data/published.json")).ok().and_then(Value::elements);
-        let model = |row: Value<'static>| {
-            // Without the quotes; no text has an escape.
-            let text = |name| Some(row.get(name)?.text().trim_matches('"'));
-            Some(PublishedModel {
-                name: text("name")?,
-                repository: text("repository")?,
-                file: text("file")?,
-                bytes: text("bytes")?.parse().ok()?,
-                sha256: text("sha256")?,
-            })
-        };
-        rows.into_iter().flatten().filter_map(model).collect()
-    });
-    &MODELS
-}
-
-/// The names of the published models, smallest first, with commas between them.
-pub fn published_names() -> String {
-    let names: Vec<&str> = published().iter().map(|model| model.name).collect();
-    names.join(", ")
-}
-
-/// A model on the Hub. Parses from the name of a published model, or from `hf:owner/repository`, with `@revision` if
-/// it is not `main`, and with `/file` or `:file` unless the repository has a single GGUF file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HubModel {
-    repository: String,
-    revision: String,
-    file: Option<String>,
-    sha256: Option<String>,
-}
-
-impl HubModel {
-    /// Accepts only a file with this SHA-256, in hexadecimal digits, as the names of published models do. Models in
-    /// parts have no checksum of the whole.
-    #[must_use]
-    pub fn with_sha256(mut self, digits: &str) -> HubModel {
-        self.sha256 = Some(digits.to_ascii_lowercase());
-        self
-    }
-
-    /// The repository, `owner/name`.
-    pub fn repository(&self) -> &str {
-        &self.repository
-    }
-
-    /// The file, if it was named.
-    pub fn file(&self) -> Option<&str> {
-        self.file.as_deref()
-    }
-}
-
-impl HubModel {
-    /// Compares a checksum, if it is known, with the one that the file must have.
-    fn expect(&self, found: Option<&str>) -> std::result::Result<(), HubError> {
-        match (&self.sha256, found) {
-            (Some(expected), Some(found)) if !expected.eq_ignore_ascii_case(found) => {
-                Err(HubError::Changed {
-                    expected: expected.clone(),
-                    found: found.into(),
-                    file: self.to_string(),
-                })
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 /// The SHA-256 that an entity tag, or the name of a blob, consists of.
 fn sum_in(etag: &str) -> Option<&str> {
     Some(etag).filter(|etag| etag.len() == 64 && etag.bytes().all(|b| b.is_ascii_hexdigit()))
-}
-
-impl fmt::Display for HubModel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "hf:{}", self.repository)?;
-        if self.revision != MAIN {
-            write!(f, "@{}", self.revision)?;
-        }
-        self.file.iter().try_for_each(|file| write!(f, "/{file}"))
-    }
-}
-
-impl FromStr for HubModel {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<HubModel> {
-        let wrong = || Error::Option {
-            name: "model",
-            found: text.into(),
-            expected: format!("one of {}, or hf:owner/repository/file", published_names()),
-        };
-        let Some(rest) = text.strip_prefix("hf:") else {
-            let model =
-                published().iter().find(|model| model.name.eq_ignore_ascii_case(text)).ok_or_else(wrong)?;
-            let (repository, revision) = (model.repository.into(), MAIN.into());
-            let sha256 = Some(model.sha256.into());
-            return Ok(HubModel { repository, revision, file: Some(model.file.into()), sha256 });
-        };
-        let (owner, rest) = rest.split_once('/').ok_or_else(wrong)?;
-        let end = rest.find(['/', ':', '@']).unwrap_or(rest.len());
-        let (name, rest) = rest.split_at(end);
-        let (revision, rest) = match rest.strip_prefix('@') {
-            Some(rest) => rest.split_at(rest.find(['/', ':']).unwrap_or(rest.len())),
-            None => (MAIN, rest),
-        };
-        let file = rest.get(1..);
-        let is_word = |word: &str| {
-            let letters = word.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
-            letters && !word.is_empty() && !word.starts_with(['.', '-']) && !word.contains("..")
-        };
-        if ![owner, name, revision].into_iter().all(is_word) || !file.is_none_or(is_relative) {
-            return Err(wrong());
-        }
-        let (repository, file) = (format!("{owner}/{name}"), file.map(String::from));
-        Ok(HubModel { repository, revision: revision.into(), file, sha256: None })
-    }
-}
-
-/// Whether a path stays within its directory.
-fn is_relative(path: &str) -> bool {
-    let is_name = |part: &str| {
-        let plain = part.chars().all(|c| !c.is_control() && !"\\:*?\"<>|".contains(c));
-        plain && !part.is_empty() && part != "." && part != ".."
-    };
-    path.split('/').all(is_name)
 }
 
 /// Progress of a download.
@@ -214,8 +74,6 @@ pub struct Hub {
     pause: Duration,
     agent: Agent,
 }
-
-const MAIN: &str = "main";
 
 /// What the name of a blob ends with that is not whole yet.
 const UNFINISHED: &str = ".incomplete";
@@ -267,33 +125,22 @@ impl Hub {
     /// The Hub and the cache that the environment names.
     ///
     /// # Errors
-    /// If the user has no home directory, or `HF_ENDPOINT` is not an http or https address.
+    /// If the user has no home directory, or `HF_ENDPOINT` or a proxy is not an address.
     pub fn from_env() -> Result<Hub> {
-        let set = |name| env::var(name).ok().filter(|value| !value.is_empty());
-        let home = || match set("HF_HOME") {
-            Some(home) => Some(PathBuf::from(home)),
-            None => Some(dirs::home_dir()?.join(".cache").join("huggingface")),
-        };
-        let cache = match set("HF_HUB_CACHE") {
-            Some(cache) => Some(PathBuf::from(cache)),
-            None => home().map(|home| home.join("hub")),
-        };
-        let cache = cache.ok_or_else(|| Error::Environment {
+        let cache = hub_place::cache().ok_or_else(|| Error::Environment {
             name: "HF_HUB_CACHE",
             found: String::new(),
             expected: "a directory, as there is no home directory".into(),
         })?;
-        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
+        let endpoint = hub_place::set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         let mut hub = Hub::new(endpoint, cache).map_err(|error| match error {
             Error::Option { found, expected, .. } => {
                 Error::Environment { name: "HF_ENDPOINT", found, expected }
             }
             other => other,
         })?;
-        let kept = || fs::read_to_string(home()?.join("token")).ok();
-        hub.token =
-            set("HF_TOKEN").or_else(kept).map(|token| token.trim().to_string()).filter(|t| !t.is_empty());
-        hub.offline = set("HF_HUB_OFFLINE")
+        hub.token = hub_place::token();
+        hub.offline = hub_place::set("HF_HUB_OFFLINE")
             .is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_lowercase().as_str()));
         Ok(hub)
     }
@@ -301,7 +148,7 @@ impl Hub {
     /// The Hub at an address, with its cache in a directory.
     ///
     /// # Errors
-    /// If it is not an http or https address.
+    /// If it is not an http or https address, or the environment names a proxy that is none.
     pub fn new(endpoint: impl Into<String>, cache: impl Into<PathBuf>) -> Result<Hub> {
         let endpoint = endpoint.into();
         let endpoint = endpoint.trim_end_matches('/').to_string();
@@ -312,6 +159,7 @@ impl Hub {
         }
         let stall_timeout = Duration::from_secs(30);
         let agent = Agent::config_builder()
+            .proxy(hub_place::proxy(&endpoint)?)
             .user_agent(concat!("shohin/", env!("CARGO_PKG_VERSION")))
             .http_status_as_error(false)
             .max_redirects(0)
@@ -383,19 +231,31 @@ impl Hub {
     /// kept.
     pub fn find(&self, model: &HubModel) -> Option<PathBuf> {
         let snapshot = self.snapshot(model)?;
-        let file = match &model.file {
-            Some(file) => file.clone(),
-            None => {
-                let all = files_of(&snapshot);
-                only(all.iter().map(String::as_str)).ok()?
-            }
-        };
-        let parts = shard_names(&file).unwrap_or_else(|| vec![file.clone()]);
-        let there = parts.iter().all(|part| snapshot.join(part).is_file());
-        let path = Some(snapshot.join(&file)).filter(|_| there)?;
+        let mut all = Vec::new();
+        walk(&snapshot, &mut |path| all.extend(name_in(&snapshot, path)));
+        let selection = select(model, &all).ok()?;
+        if !selection.files.iter().all(|file| snapshot.join(file).is_file()) {
+            return None;
+        }
+        let path = selection.path(&snapshot);
+        if selection.is_folder() {
+            // The parts that its index names come last.
+            return self.has_all(&snapshot).then_some(path);
+        }
         let blob = fs::read_link(&path).ok();
         let found = blob.as_ref().and_then(|blob| sum_in(blob.file_name()?.to_str()?));
         model.expect(found).is_ok().then_some(path)
+    }
+
+    /// Whether a folder has the files of all weights that its index names.
+    fn has_all(&self, snapshot: &Path) -> bool {
+        let Ok(index) = fs::read_to_string(snapshot.join("model.safetensors.index.json")) else {
+            return true;
+        };
+        let files = Value::parse(&index).ok().and_then(|index| index.get("weight_map")?.members());
+        files.is_some_and(|files| {
+            files.iter().all(|(_, file)| file.as_string().is_some_and(|file| snapshot.join(file).is_file()))
+        })
     }
 
     /// Number of bytes that [`Hub::pull`] would download, if the Hub tells it.
@@ -406,7 +266,8 @@ impl Hub {
         let named = |source| Error::Hub { model: model.to_string(), source };
         let mut ignore = |_: Download<'_>| ControlFlow::Continue(());
         let mut missing = 0;
-        for file in self.parts(model, &mut ignore).map_err(|failure| last(failure, named))? {
+        let selection = self.selection(model, &mut ignore).map_err(|failure| last(failure, named))?;
+        for file in selection.files {
             let remote = self.ask(model, &file, &mut ignore).map_err(|failure| last(failure, named))?;
             let blobs = self.repository(&model.repository).join("blobs");
             let held = |name: String| fs::metadata(blobs.join(name)).map_or(0, |meta| meta.len());
@@ -420,7 +281,7 @@ impl Hub {
     }
 
     /// Downloads a model unless its current version is kept, and returns the path of its file: of a model in parts
-    /// that of the named part, beside which the others are.
+    /// that of the named part, beside which the others are, and of safetensors that of their folder.
     ///
     /// # Errors
     /// [`Error::Hub`] if it does not exist, needs another token, cannot be fetched or is damaged; [`FileError::Io`] if it
@@ -430,48 +291,55 @@ impl Hub {
         if self.offline {
             return self.find(model).ok_or_else(|| named(HubError::Offline));
         }
+        let selection = self.selection(model, on_download).map_err(|failure| last(failure, named))?;
         let mut path = None;
-        for file in self.parts(model, on_download).map_err(|failure| last(failure, named))? {
-            let kept = self.fetch(model, &file, on_download).map_err(|failure| last(failure, named))?;
-            if path.is_none() || model.file.as_ref() == Some(&file) {
+        for file in &selection.files {
+            let kept = self.fetch(model, file, on_download).map_err(|failure| last(failure, named))?;
+            if *file == selection.first {
                 path = Some(kept);
             }
         }
-        path.ok_or_else(|| named(HubError::Ambiguous { files: Vec::new() }))
+        let folder = |path: PathBuf| match (selection.is_folder(), path.parent()) {
+            (true, Some(folder)) => folder.to_path_buf(),
+            _ => path,
+        };
+        path.map(folder).ok_or_else(|| named(HubError::Ambiguous { files: Vec::new() }))
     }
 
     /// The files of a model.
-    fn parts(&self, model: &HubModel, on_download: &mut OnDownload<'_>) -> Attempt<Vec<String>> {
-        let file = match &model.file {
-            Some(file) => file.clone(),
-            None => {
-                let HubModel { repository, revision, .. } = model;
-                let url = format!("{}/api/models/{repository}/revision/{revision}", self.endpoint);
-                let text = self.patiently(on_download, &mut |hub| {
-                    let (answer, _) = hub.request(model, &url, None, true)?;
-                    hub.check(model, &answer)?;
-                    let (pieces, mut text) = (pieces(answer), Vec::new());
-                    loop {
-                        let piece = hub.next(&pieces)?;
-                        if piece.is_empty() {
-                            return Ok(String::from_utf8_lossy(&text).into_owned());
-                        }
-                        text.extend(piece);
-                        if text.len() > MOST_TEXT {
-                            let problem =
-                                format!("it describes the repository in more than {MOST_TEXT} bytes");
-                            return Err(HubError::Answer { problem }.into());
-                        }
-                    }
-                })?;
-                only(siblings(&text).iter().map(String::as_str))?
-            }
+    fn selection(&self, model: &HubModel, on_download: &mut OnDownload<'_>) -> Attempt<Selection> {
+        let all = match &model.file {
+            Some(_) => Vec::new(),
+            None => siblings(&self.description(model, on_download)?),
         };
-        let parts = shard_names(&file).unwrap_or_else(|| vec![file.clone()]);
-        if parts.len() > MAX_PARTS {
-            return Err(FileError::TooManyParts { name: file, count: parts.len() }.into());
+        let selection = select(model, &all)?;
+        if selection.files.len() > MAX_PARTS {
+            let (name, count) = (selection.first, selection.files.len());
+            return Err(FileError::TooManyParts { name, count }.into());
         }
-        Ok(parts)
+        Ok(selection)
+    }
+
+    /// What the Hub says of a repository.
+    fn description(&self, model: &HubModel, on_download: &mut OnDownload<'_>) -> Attempt<String> {
+        let HubModel { repository, revision, .. } = model;
+        let url = format!("{}/api/models/{repository}/revision/{revision}", self.endpoint);
+        self.patiently(on_download, &mut |hub| {
+            let (answer, _) = hub.request(model, &url, None, true)?;
+            hub.check(model, &answer)?;
+            let (pieces, mut text) = (pieces(answer), Vec::new());
+            loop {
+                let piece = hub.next(&pieces)?;
+                if piece.is_empty() {
+                    return Ok(String::from_utf8_lossy(&text).into_owned());
+                }
+                text.extend(piece);
+                if text.len() > MOST_TEXT {
+                    let problem = format!("it describes the repository in more than {MOST_TEXT} bytes");
+                    return Err(HubError::Answer { problem }.into());
+                }
+            }
+        })
     }
 
     /// Repeats work that fails for a passing reason.
@@ -722,7 +590,7 @@ impl Hub {
         piece.map_err(|e| Failure::Passing(HubError::Network { problem: e.to_string() }, None))
     }
 
-    /// The GGUF files that are kept.
+    /// The files of weights that are kept.
     pub fn list(&self) -> Vec<KeptFile> {
         let mut kept = BTreeSet::new();
         for directory in entries(&self.cache) {
@@ -740,8 +608,8 @@ impl Hub {
         kept.into_iter().collect()
     }
 
-    /// The kept files of a model: all GGUF files of the repository unless it names one, and in all revisions unless it
-    /// names another than `main`.
+    /// The kept files of a model: all files of weights in the repository unless it names one or a format, and in all revisions
+    /// unless it names another than `main`.
     pub fn kept(&self, model: &HubModel) -> Vec<KeptFile> {
         let snapshot = (model.revision != MAIN).then(|| self.snapshot(model));
         let parts = model.file.as_ref().map(|file| shard_names(file).unwrap_or_else(|| vec![file.clone()]));
@@ -750,7 +618,8 @@ impl Hub {
                 None => true,
                 Some(snapshot) => snapshot.as_ref().is_some_and(|snapshot| kept.path.starts_with(snapshot)),
             };
-            let is_file = parts.as_ref().is_none_or(|parts| parts.contains(&kept.file));
+            let is_file = parts.as_ref().is_none_or(|parts| parts.contains(&kept.file))
+                && model.tag.as_ref().is_none_or(|tag| has_tag(&kept.file, tag));
             kept.repository == model.repository && in_revision && is_file
         };
         self.list().into_iter().filter(is_named).collect()
@@ -772,11 +641,23 @@ impl Hub {
             freed += bytes;
             Ok::<(), Error>(())
         };
-        self.kept(model).iter().try_for_each(|file| delete(&file.path))?;
+        let kept = self.kept(model);
+        kept.iter().try_for_each(|file| delete(&file.path))?;
+        if model.file.is_none() && model.tag.is_none() {
+            // With the weights, what is beside them.
+            let snapshots: BTreeSet<&Path> = kept.iter().filter_map(|file| file.path.parent()).collect();
+            for snapshot in snapshots {
+                let mut rest = Vec::new();
+                walk(snapshot, &mut |path| rest.push(path.to_path_buf()));
+                rest.iter().try_for_each(|path| delete(path))?;
+            }
+        }
         let blobs = entries(&directory.join("blobs"));
         // One that is incomplete may be of another file.
-        let is_other =
-            |blob: &PathBuf| model.file.is_some() && is_unfinished(blob.file_name().unwrap_or_default());
+        let is_other = |blob: &PathBuf| {
+            (model.file.is_some() || model.tag.is_some())
+                && is_unfinished(blob.file_name().unwrap_or_default())
+        };
         let (mut linked, mut is_empty) = (BTreeSet::new(), !blobs.iter().any(is_other));
         for snapshot in entries(&directory.join("snapshots")) {
             walk(&snapshot, &mut |path| {
@@ -891,19 +772,6 @@ fn siblings(text: &str) -> Vec<String> {
     let list = Value::parse(text).ok().and_then(|value| value.get("siblings")?.elements());
     let files = list.unwrap_or_default().into_iter();
     files.filter_map(|file| file.get("rfilename")?.as_string()).filter(|file| is_relative(file)).collect()
-}
-
-/// The only model among files: a GGUF file, or the first of its parts.
-fn only<'f>(files: impl Iterator<Item = &'f str>) -> std::result::Result<String, HubError> {
-    let is_model = |file: &&str| {
-        let is_first = shard_names(file).is_none_or(|parts| parts.first().is_some_and(|first| first == file));
-        file.ends_with(".gguf") && is_first
-    };
-    let files: Vec<String> = files.filter(is_model).map(String::from).collect();
-    match &files[..] {
-        [file] => Ok(file.clone()),
-        _ => Err(HubError::Ambiguous { files }),
-    }
 }
 
 /// A file that is being downloaded.
@@ -1039,12 +907,14 @@ fn walk(directory: &Path, visit: &mut dyn FnMut(&Path)) {
     }
 }
 
-/// The GGUF files of a snapshot by their names in the repository.
+/// The name that a file of a snapshot has in the repository.
+fn name_in(snapshot: &Path, path: &Path) -> Option<String> {
+    Some(path.strip_prefix(snapshot).ok()?.to_str()?.replace('\\', "/"))
+}
+
+/// The files of weights in a snapshot by their names in the repository.
 fn files_of(snapshot: &Path) -> Vec<String> {
     let mut files = Vec::new();
-    walk(snapshot, &mut |path| {
-        let name = path.strip_prefix(snapshot).ok().and_then(Path::to_str);
-        files.extend(name.filter(|name| name.ends_with(".gguf")).map(|name| name.replace('\\', "/")));
-    });
+    walk(snapshot, &mut |path| files.extend(name_in(snapshot, path).filter(|name| is_weights(name))));
     files
 }

@@ -57,6 +57,12 @@ pub mod file;
 mod gpu;
 #[cfg(feature = "hub")]
 pub mod hub;
+#[cfg(feature = "hub")]
+mod hub_files;
+#[cfg(feature = "hub")]
+mod hub_name;
+#[cfg(feature = "hub")]
+mod hub_place;
 mod load;
 mod lora;
 pub mod memory;
@@ -97,7 +103,7 @@ pub use shohin_core::chat::{ChatMessage, TurnOptions};
 pub use shohin_core::model::Split;
 pub use shohin_core::{Activations, AttentionPattern, KvFormat, SamplerConfig};
 #[doc(hidden)]
-pub use shohin_files::new_file;
+pub use shohin_files::{folder_name, new_file};
 #[cfg(feature = "mpi")]
 pub use split::Mpi;
 #[cfg(feature = "stream")]
