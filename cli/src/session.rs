@@ -2,6 +2,8 @@
 
 use crate::error::{CliError, Result, file_error};
 use shohin::{Chat, new_file};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 /// Resumes the conversation in the file; returns the number of its messages, 0 if there is no file yet. A file that could
@@ -17,8 +19,25 @@ pub(crate) fn open(chat: &mut Chat, path: &Path) -> Result<usize> {
         };
     }
     new_file::check(path).map_err(|error| file_error("write", path, &error))?;
-    chat.open(path)?;
+    chat.open(path).map_err(|error| match (error.code(), text_in(path)) {
+        ("snapshot_foreign", Some(text)) => CliError::new(format_args!(
+            "{} is a text that begins with {text:?}, expected a file that --session has written; /load in a chat reads \
+             conversations in JSON",
+            path.display()
+        )),
+        _ => error.into(),
+    })?;
     Ok(chat.messages().len())
+}
+
+/// How a file begins that is a text.
+fn text_in(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(32).read_to_end(&mut bytes).ok()?;
+    // A character may be cut.
+    let text = String::from_utf8_lossy(&bytes).trim_end_matches('\u{FFFD}').to_owned();
+    let is_text = |c: char| c != '\u{FFFD}' && (!c.is_control() || c.is_whitespace());
+    (!text.is_empty() && text.chars().all(is_text)).then_some(text)
 }
 
 /// Keeps the conversation, if it has begun.

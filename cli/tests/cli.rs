@@ -521,7 +521,7 @@ fn a_session_goes_on_in_the_next_command() {
     let other = fails(&with(&["run", "Hello!", "-m", nano], &kept));
     assert!(other.contains("is of another model"), "{other}");
     let other = fails(&with(&["run", "Hello!"], &["--session", &temporary("not.session", "Dear diary")]));
-    assert!(other.contains("is of another kind of file"), "{other}");
+    assert!(other.contains("not.session is a text that begins with \"Dear diary\""), "{other}");
     // Not read as a whole first: these are larger than memory, and take no room on the disk.
     #[cfg(target_os = "linux")]
     for (head, problem) in [(&b"Dear diary"[..], "of another kind of file"), (&bytes[..], "damaged")] {
@@ -1809,10 +1809,96 @@ fn broken_model_files_are_named() {
                 whole.len()
             ),
         ),
-        (temporary("head.gguf", &whole[..100]), "needs"),
+        (temporary("head.gguf", &whole[..100]), "the input is incomplete"),
     ] {
         let message = fails(&["run", "-m", &file, "Hello"]);
         assert!(message.contains(&file) && message.contains(reason), "{message}");
+    }
+}
+
+/// Files that a folder has in the place of others, and what is said of them.
+#[test]
+fn broken_folders_are_named() {
+    let good = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/hf/qwen2");
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n";
+    let weights = fs::read(format!("{good}/model.safetensors")).unwrap();
+    let folder = |name: &str, changed: &str, content: Option<&[u8]>| {
+        let folder =
+            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir(&folder).unwrap();
+        for entry in fs::read_dir(good).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+        }
+        match content {
+            Some(content) => fs::write(folder.join(changed), content).unwrap(),
+            None => fs::remove_file(folder.join(changed)).unwrap(),
+        }
+        folder
+    };
+    let refused = |folder: PathBuf| fails(&["run", "-m", folder.to_str().unwrap(), "Hello"]);
+    for (name, content) in
+        [("model.safetensors", &pointer[..]), ("tokenizer.json", pointer), ("config.json", pointer)]
+    {
+        let message = refused(folder("pointer", name, Some(content)));
+        assert!(message.contains(name) && message.contains("is a pointer of Git LFS"), "{message}");
+    }
+    // Within the header, and within the tensors.
+    for len in [100, weights.len() - 100] {
+        let message = refused(folder("cut", "model.safetensors", Some(&weights[..len])));
+        let said = format!(
+            "model.safetensors: not a valid safetensors file: the file is incomplete: it has {len} bytes"
+        );
+        assert!(message.contains(&said), "{message}");
+    }
+    let pickled = folder("pickled", "model.safetensors", None);
+    assert!(refused(pickled.clone()).contains("is a folder without weights, expected model.safetensors"));
+    fs::write(pickled.join("pytorch_model.bin"), "x").unwrap();
+    let message = refused(pickled);
+    assert!(
+        message.contains("is a folder whose weights only PyTorch reads (pytorch_model.bin)"),
+        "{message}"
+    );
+    // The template of a folder of a processor, and of several by name.
+    let template = fs::read_to_string(format!("{good}/chat_template.jinja")).unwrap();
+    let several =
+        to_json!([{ "name": "tool_use", "template": "x" }, { "name": "default", "template": template }]);
+    for value in [
+        to_json!(template),
+        several.clone(),
+        to_json!({ "default": template, "rag": "x" }),
+        to_json!({ "only": template }),
+    ] {
+        let of = folder("template", "chat_template.jinja", None);
+        fs::write(of.join("chat_template.json"), to_json!({ "chat_template": value }).to_string()).unwrap();
+        let found = json(&["inspect", of.to_str().unwrap(), "--json"]);
+        assert_eq!(found["metadata"]["tokenizer.chat_template"], template);
+    }
+    let unnamed = to_json!([{ "name": "a", "template": "x" }, { "name": "b", "template": "y" }]);
+    let of = folder("template", "chat_template.jinja", None);
+    fs::write(of.join("chat_template.json"), to_json!({ "chat_template": unnamed }).to_string()).unwrap();
+    let message = refused(of);
+    assert!(
+        message.contains("chat_template.json: chat_template is") && message.contains("one is default"),
+        "{message}"
+    );
+}
+
+/// Ids of special tokens that the vocabulary does not have, as some converters write them.
+#[test]
+fn special_tokens_that_are_not_there_are_ignored_while_unused() {
+    let whole = model();
+    let nowhere = |key: &str| {
+        let mut bytes = whole.clone();
+        // After the key, a number of 32 bits: its type, then its value.
+        let at = bytes.windows(key.len()).position(|found| found == key.as_bytes()).unwrap() + key.len() + 4;
+        bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+        temporary("special.gguf", bytes)
+    };
+    let want = ok(&with(&["run", "Hello!"], &EXACT));
+    for key in ["tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"] {
+        assert_eq!(ok(&with(&["run", "Hello!", "-m", &nowhere(key)], &EXACT)), want, "{key}");
     }
 }
 

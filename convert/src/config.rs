@@ -371,7 +371,9 @@ fn scaled_context(root: &Value, context: u32) -> u32 {
     let number = |key| present(scaling, key).and_then(Value::as_f64);
     match (kind.and_then(Value::as_str), number("factor"), number("original_max_position_embeddings")) {
         (Some("dynamic"), Some(factor), _) => (f64::from(context) * factor) as u32,
-        (Some("yarn"), Some(factor), Some(original)) => ((original * factor) as u32).max(context),
+        (Some("yarn"), Some(factor), original) => {
+            ((original.unwrap_or(context.into()) * factor) as u32).max(context)
+        }
         _ => context,
     }
 }
@@ -461,7 +463,7 @@ fn rope(
         w.set(&key("rope.scaling.original_context_length"), context)?;
     }
     if kind == Some("yarn") {
-        let original = need_whole(scaling, "original_max_position_embeddings").map_err(inside)?;
+        let original = whole(scaling, "original_max_position_embeddings").map_err(inside)?.unwrap_or(context);
         w.set(&key("rope.scaling.original_context_length"), original)?;
         for (theirs, ours) in [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")] {
             if let Some(beta) = number(scaling, theirs).map_err(inside)? {

@@ -71,6 +71,9 @@ impl Folder {
             false => Json::open(path.join(INDEX), MAX_JSON)?,
         };
         let onnx = if index.is_none() { only_onnx(path)? } else { None };
+        if index.is_none() && onnx.is_none() && !path.join(WEIGHTS).exists() {
+            return Err(Error::NotAFile { path: path.into(), problem: without_weights(path) }.into());
+        }
         let names = match index {
             Some(index) => index.at(shard_names(&index.root))?,
             None => BTreeSet::from([String::from(WEIGHTS)]),
@@ -140,6 +143,19 @@ impl Folder {
     }
 }
 
+/// What is wrong with a folder that has no weights.
+fn without_weights(path: &Path) -> &'static str {
+    let is_pickled = |name: &str| name.starts_with("pytorch_model") && name.ends_with(".bin");
+    let mut files = path.read_dir().into_iter().flatten().flatten();
+    match files.any(|file| file.file_name().to_str().is_some_and(is_pickled)) {
+        true => {
+            "is a folder whose weights only PyTorch reads (pytorch_model.bin), expected model.safetensors, which \
+             `save_pretrained` of transformers writes"
+        }
+        false => "is a folder without weights, expected model.safetensors",
+    }
+}
+
 /// The ONNX file of a folder without safetensors, if there is one; it may be in `onnx/`.
 fn only_onnx(folder: &Path) -> Result<Option<PathBuf>> {
     if folder.join(WEIGHTS).exists() {
@@ -177,6 +193,7 @@ pub(crate) fn parts_of_model(path: &Path) -> Vec<PathBuf> {
         INDEX,
         "added_tokens.json",
         "chat_template.jinja",
+        "chat_template.json",
         "generation_config.json",
         "modules.json",
         "1_Pooling/config.json",

@@ -2,7 +2,7 @@
 
 use crate::error::{ConvertError, Result};
 use serde_json::Value;
-use shohin_files::{Error, failed};
+use shohin_files::{Error, IS_POINTER, POINTER, failed};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -29,6 +29,9 @@ pub(crate) fn text(path: &Path, most: u64) -> Result<Option<String>> {
     }
     let mut bytes = Vec::new();
     File::open(path).map_err(failed)?.take(most).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.starts_with(POINTER) {
+        return Err(Error::NotAFile { path: path.into(), problem: IS_POINTER }.into());
+    }
     let text = String::from_utf8(bytes);
     Ok(Some(text.map_err(|_| refused(ConvertError::Json { problem: "not UTF-8".into() }))?))
 }

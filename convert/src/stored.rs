@@ -3,6 +3,7 @@
 use crate::error::{ConvertError, Result};
 use crate::names::is_convolution;
 use safetensors::tensor::{Dtype, SafeTensors};
+use serde_json::Value;
 use shohin_core::Format;
 use shohin_files::Mmap;
 use std::collections::BTreeMap;
@@ -19,13 +20,37 @@ pub(crate) struct Stored<'f> {
     pub(crate) data: &'f [u8],
 }
 
+/// What is missing of a file that is not whole.
+fn missing(bytes: &[u8]) -> Option<String> {
+    let header = usize::try_from(u64::from_le_bytes(*bytes.first_chunk()?)).ok()?.checked_add(8)?;
+    let needs = match bytes.get(8..header) {
+        // Larger ones are no headers.
+        None if header <= MAX_HEADER => header,
+        None => return None,
+        Some(header_bytes) => {
+            let tensors: Value = serde_json::from_slice(header_bytes).ok()?;
+            let ends =
+                tensors.as_object()?.values().filter_map(|one| one.get("data_offsets")?.get(1)?.as_u64());
+            header.checked_add(usize::try_from(ends.max()?).ok()?)?
+        }
+    };
+    let have = bytes.len();
+    (have < needs)
+        .then(|| format!("the file is incomplete: it has {have} bytes, at least {needs} are needed"))
+}
+
+/// Maximum number of bytes of a header, that of the library.
+const MAX_HEADER: usize = 100_000_000;
+
 /// All tensors by name.
 pub(crate) fn stored(shards: &[(PathBuf, Mmap)]) -> Result<BTreeMap<String, Stored<'_>>> {
     let mut all = BTreeMap::new();
     for (path, map) in shards {
         let refused = |error: ConvertError| error.at(path);
-        let file = SafeTensors::deserialize(map)
-            .map_err(|error| refused(ConvertError::SafeTensors { problem: error.to_string() }))?;
+        let file = SafeTensors::deserialize(map).map_err(|error| {
+            let problem = missing(map).unwrap_or_else(|| error.to_string());
+            refused(ConvertError::SafeTensors { problem })
+        })?;
         for (name, view) in file.iter() {
             let (rows, cols) = match *view.shape() {
                 [] => (1, 1),

@@ -373,21 +373,36 @@ fn further_ends(ends: &[usize], texts: &[Option<&str>], w: &mut GgufWriter) -> R
     Ok(())
 }
 
-/// The chat template: a file of its own, or in the tokenizer's settings.
+/// The chat template: a file of its own, as text or JSON, or in the tokenizer's settings.
 fn template(folder: &Folder, settings: Option<&Json>) -> Result<Option<String>> {
     if let Some(text) = folder.text("chat_template.jinja")? {
         return Ok(Some(text));
     }
-    let Some(settings) = settings else { return Ok(None) };
-    Ok(match present(&settings.root, "chat_template") {
-        Some(Value::String(text)) => Some(text.clone()),
-        // Several by name.
-        Some(Value::Array(all)) => all.iter().find_map(|one| {
-            let default = one.get("name")?.as_str()? == "default";
-            default.then(|| one.get("template")?.as_str().map(String::from))?
-        }),
-        _ => None,
-    })
+    let file = folder.json("chat_template.json")?;
+    let files = [file.as_ref(), settings].into_iter().flatten();
+    let mut values = files.filter_map(|file| Some((file, present(&file.root, "chat_template")?)));
+    let Some((file, value)) = values.next() else { return Ok(None) };
+    let template = default_template(value).ok_or_else(|| {
+        wrong("chat_template", Some(value), "a text, or several by name of which one is default")
+    });
+    file.at(template).map(Some)
+}
+
+/// The template that is used unless another one is named: of several the one called `default`, or the only one.
+fn default_template(value: &Value) -> Option<String> {
+    let text = |value: &Value| value.as_str().map(String::from);
+    match value {
+        Value::Array(all) => {
+            let is_default = |one: &&Value| one.get("name").and_then(Value::as_str) == Some("default");
+            let only = || all.first().filter(|_| all.len() == 1);
+            text(all.iter().find(is_default).or_else(only)?.get("template")?)
+        }
+        Value::Object(all) => {
+            let only = || all.values().next().filter(|_| all.len() == 1);
+            text(all.get("default").or_else(only)?)
+        }
+        value => text(value),
+    }
 }
 
 /// The special tokens of a GGUF file by their names in a folder.

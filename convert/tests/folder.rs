@@ -911,6 +911,30 @@ fn yarn_extends_the_context() {
         let config = ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
         assert_eq!(config.max_context_length, context, "{positions}");
     }
+    // Without a context before scaling, that is the one of the folder, as in transformers.
+    let scaling = |without: bool| {
+        let folder = with_config("qwen3", |config| {
+            config["max_position_embeddings"] = 16.into();
+            config["rope_parameters"]["original_max_position_embeddings"] = 16.into();
+            if without {
+                config["rope_parameters"].as_object_mut().unwrap().remove("original_max_position_embeddings");
+            }
+        });
+        let file = converted(folder.path(), &ConvertOptions::new()).unwrap();
+        let config = ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
+        (config.max_context_length, format!("{:?}", config.positions.frequencies().scaling))
+    };
+    let explicit = scaling(false);
+    assert!(explicit.1.contains("original_context: 16"), "{explicit:?}");
+    assert_eq!(scaling(true), explicit);
+    // So it is in a GGUF file, as in llama.cpp.
+    let mut file = converted(&fixture("qwen3"), &ConvertOptions::new()).unwrap();
+    let key = b"qwen3.rope.scaling.original_context_length";
+    let at = file.windows(key.len()).position(|found| found == key).unwrap();
+    file[at + key.len() - 1] = b'_';
+    let config = ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
+    let scaling = format!("{:?}", config.positions.frequencies().scaling);
+    assert!(scaling.contains(&format!("original_context: {}", config.max_context_length)), "{scaling}");
     for (key, value, refused) in [
         ("truncate", serde_json::json!(false), true),
         ("truncate", serde_json::json!(true), false),

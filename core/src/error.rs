@@ -247,7 +247,10 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Error::Truncated { what, at, need, have } => {
-                write!(f, "{what} at byte {at} needs {need} bytes, but only {have} are left")
+                write!(
+                    f,
+                    "{what} at byte {at} needs {need} bytes, but only {have} are left: the input is incomplete"
+                )
             }
             Error::Limit { what, found, max } => write!(f, "{what} is {found}, over the limit of {max}"),
             Error::NotGguf { starts } => {

@@ -15,5 +15,5 @@ mod model;
 pub mod new_file;
 
 pub use error::{Error, Result, failed};
-pub use map::{Mmap, MmapMut, advise_large_pages, large_pages, map_file, open_mapped};
+pub use map::{IS_POINTER, Mmap, MmapMut, POINTER, advise_large_pages, large_pages, map_file, open_mapped};
 pub use model::{MappedFile, MappedModel, folder_name, parse, shard_names};

@@ -43,8 +43,18 @@ pub fn open_mapped(path: &Path) -> Result<Mmap> {
         return Err(Error::NotAFile { path: path.into(), problem: "is not a regular file" });
     }
     let file = File::open(path).map_err(failed)?;
-    map_file(&file).map_err(failed)
+    let map = map_file(&file).map_err(failed)?;
+    match map.starts_with(POINTER) {
+        true => Err(Error::NotAFile { path: path.into(), problem: IS_POINTER }),
+        false => Ok(map),
+    }
 }
+
+/// What a file begins with that only names the one that Git LFS would get.
+pub const POINTER: &[u8] = b"version https://git-lfs";
+
+/// What is wrong with such a file.
+pub const IS_POINTER: &str = "is a pointer of Git LFS to the file, not the file; `git lfs pull` gets that";
 
 /// Zeroed memory in large pages if the system supports them, allocated on first access. Reading is up to
 /// twice as fast, as there are fewer TLB misses.

@@ -330,7 +330,9 @@ fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling>
             Ok(RopeScaling::dynamic_ntk(factor()?, original as u32))
         }
         Some("yarn") => {
-            let original = meta.size(ORIGINAL_CONTEXT, None)?;
+            // As transformers and llama.cpp do.
+            let context = meta.size("context_length", None)?;
+            let original = meta.size(ORIGINAL_CONTEXT, Some(context))?;
             let mut yarn = RopeScaling::yarn(factor()?, original as u32);
             if let RopeScaling::Yarn { attention_factor, beta_fast, beta_slow, .. } = &mut yarn {
                 // llama.cpp's converter writes one of two numbers: the `attention_factor` of transformers, which is the whole

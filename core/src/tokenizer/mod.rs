@@ -213,6 +213,11 @@ impl<'a> Tokenizer<'a> {
             merges = Some(metadata.need(MERGES, metadata.strings(MERGES)?)?);
         }
         metadata.i32s(TYPES)?; // checks the type
+        // Some files have -1 for a token that there is not.
+        let special = |key| match metadata.get(key).and_then(|value| value.integer()) {
+            Some(..0) => Ok(None),
+            _ => metadata.u32(key),
+        };
         Tokenizer::new(&Vocabulary {
             pre,
             tokens: tokens.bytes(),
@@ -221,10 +226,10 @@ impl<'a> Tokenizer<'a> {
             merge_count: merges.as_ref().map_or(0, |merges| merges.len()),
             scores,
             types: metadata.array(TYPES)?.map(|types| types.bytes()),
-            bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
-            eos: metadata.u32("tokenizer.ggml.eos_token_id")?,
-            eot: metadata.u32("tokenizer.ggml.eot_token_id")?,
-            eom: metadata.u32("tokenizer.ggml.eom_token_id")?,
+            bos: special("tokenizer.ggml.bos_token_id")?,
+            eos: special("tokenizer.ggml.eos_token_id")?,
+            eot: special("tokenizer.ggml.eot_token_id")?,
+            eom: special("tokenizer.ggml.eom_token_id")?,
             add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos),
             add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
             add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
@@ -236,8 +241,8 @@ impl<'a> Tokenizer<'a> {
     /// # Errors
     /// If `pre` is unknown; if arrays end early or differ in length; if a token is longer than
     /// [`Limits::token`]; if two tokens are equal; if a byte of assigned characters has no token; if a merge
-    /// does not name two tokens that make a third; if a score is not a number, or the space has no token; if a special id is outside
-    /// the vocabulary. An empty token is never formed and has no text.
+    /// does not name two tokens that make a third; if a score is not a number, or the space has no token; if a special id that
+    /// texts begin or end with is outside the vocabulary; others are ignored then. An empty token is never formed and has no text.
     pub fn new(source: &Vocabulary<'a>) -> Result<Tokenizer<'a>> {
         let count = source.token_count as u64;
         if count > MAX_TOKENS {
@@ -274,12 +279,13 @@ impl<'a> Tokenizer<'a> {
             }
         };
 
-        for id in [source.bos, source.eos, source.eot, source.eom].into_iter().flatten() {
-            if id as usize >= texts.len() {
+        let is_known = |id: &u32| (*id as usize) < texts.len();
+        for (id, is_used) in [(source.bos, source.add_bos), (source.eos, source.add_eos)] {
+            if let Some(id) = id.filter(|id| is_used && !is_known(id)) {
                 return Err(error!(Token { id, vocab: texts.len() as u32 }));
             }
         }
-        let (given, mut ends) = (ends, Vec::new());
+        let (given, mut ends) = (ends.map(|id| id.filter(is_known)), Vec::new());
         let named = END_NAMES.iter().map(|name| added.find(&texts, name.as_bytes()));
         for id in given.into_iter().chain(named).flatten() {
             if !ends.contains(&id) {
@@ -289,7 +295,8 @@ impl<'a> Tokenizer<'a> {
         let shown = SHOWN_NAMES.iter().filter_map(|name| added.find(&texts, name.as_bytes()));
         let shown = shown.filter(|id| added.kind(*id) == TokenKind::Control).collect();
         let longest = texts.iter().map(<[u8]>::len).max().unwrap_or(0);
-        let Vocabulary { bos, eos, add_bos, add_eos, .. } = *source;
+        let Vocabulary { add_bos, add_eos, .. } = *source;
+        let [bos, eos] = [source.bos, source.eos].map(|id| id.filter(is_known));
         Ok(Tokenizer { texts, merges, added, bytes, kind, bos, eos, add_bos, add_eos, ends, shown, longest })
     }
 

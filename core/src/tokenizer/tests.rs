@@ -299,9 +299,10 @@ fn broken_vocabularies_are_refused_by_name() {
     b.types.as_mut().unwrap().pop();
     assert_eq!(b.error(), error!(Length { what: TYPES, expected: 259, found: 258 }));
 
+    // An id outside the vocabulary matters only where texts begin or end with it.
     let mut b = good();
     b.eos = Some(259);
-    assert_eq!(b.error(), error!(Token { id: 259, vocab: 259 }));
+    assert_eq!(b.with(|t| t.unwrap().eos()), None);
 
     let mut b = good();
     b.tokens[usize::from(b'a')] = b"xyz".to_vec();
@@ -343,6 +344,13 @@ fn arrays_that_end_early_are_refused() {
         add_space_prefix: false,
     };
     assert!(Tokenizer::new(&source).is_ok());
+    let id = source.token_count as u32;
+    for (bos, eos) in [(Some(id), None), (None, Some(id))] {
+        let unused = Vocabulary { bos, eos, add_bos: false, add_eos: false, ..source };
+        assert_eq!(Tokenizer::new(&unused).map(|t| (t.bos(), t.eos())).unwrap(), (None, None));
+        let used = Vocabulary { add_bos: true, add_eos: true, ..unused };
+        assert_eq!(Tokenizer::new(&used).unwrap_err(), error!(Token { id, vocab: id }));
+    }
     for cut in [0, 1, 7, 8, 9, tokens.len() - 1] {
         let short = Vocabulary { tokens: &tokens[..cut], ..source };
         assert_eq!(Tokenizer::new(&short).unwrap_err().code(), "truncated", "{cut}");
