@@ -33,6 +33,7 @@ mod progress;
 mod prune;
 mod quantize;
 mod reply;
+mod rerank;
 mod run;
 mod sampling;
 #[cfg(not(target_os = "wasi"))]
@@ -70,6 +71,7 @@ use model::{DeviceArgs, FileArgs, ModelArgs};
 #[cfg(not(target_os = "wasi"))]
 use prune::PruneArgs;
 use quantize::QuantizeArgs;
+use rerank::RerankArgs;
 use run::RunArgs;
 #[cfg(not(target_os = "wasi"))]
 use serve::ServeArgs;
@@ -124,6 +126,7 @@ enum Command {
     Logits(LogitsArgs),
     Eval(EvalArgs),
     Embed(EmbedArgs),
+    Rerank(RerankArgs),
     #[cfg(not(target_os = "wasi"))]
     Bench(BenchArgs),
     Check(CheckArgs),
@@ -158,6 +161,7 @@ impl Command {
             Command::Logits(args) => Some(&mut args.model),
             Command::Eval(args) => Some(&mut args.model),
             Command::Embed(args) => Some(&mut args.model),
+            Command::Rerank(args) => Some(&mut args.model),
             Command::Check(_) | Command::Inspect(_) | Command::Tokenize(_) => None,
             Command::Convert(_) | Command::Quantize(_) | Command::Merge(_) | Command::Calibrate(_) => None,
             Command::Completions(_) | Command::Man(_) | Command::Version => None,
@@ -221,6 +225,7 @@ impl Command {
             Command::Logits(args) => logits::logits(args),
             Command::Eval(args) => eval::eval(args),
             Command::Embed(args) => embed::embed(args),
+            Command::Rerank(args) => rerank::rerank(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Bench(args) => bench::bench(args),
             Command::Check(args) => check::check(args),

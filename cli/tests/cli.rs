@@ -126,6 +126,7 @@ fn help_names_chat_first_and_every_command_has_examples() {
             "logits",
             "eval",
             "embed",
+            "rerank",
             "bench",
             "check",
             "convert",
@@ -191,7 +192,7 @@ fn shells_and_man_know_every_command() {
     assert!(ok(&["man", "--out", &folder]).is_empty());
     let page = fs::read_to_string(PathBuf::from(&folder).join("shohin-chat.1")).unwrap();
     assert!(page.contains("shohin chat") && page.contains("temperature"), "{page}");
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 24);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 25);
 }
 
 #[test]
@@ -1883,6 +1884,35 @@ fn broken_folders_are_named() {
         message.contains("chat_template.json: chat_template is") && message.contains("one is default"),
         "{message}"
     );
+}
+
+/// Scores of transformers (`tests/oracle/rerank.py`).
+#[test]
+fn documents_are_ordered_as_transformers_orders_them() {
+    let fixture: Value = serde_json::from_str(include_str!("../../tests/fixtures/rerank.json")).unwrap();
+    let texts = |name: &str| -> Vec<String> {
+        fixture[name].as_array().unwrap().iter().map(|text| text.as_str().unwrap().into()).collect()
+    };
+    let (query, documents) = (fixture["query"].as_str().unwrap(), texts("documents"));
+    for (file, want) in [("sprout-Reranker.gguf", "reranked"), ("sprout-embedding.gguf", "cosines")] {
+        let file = temporary(file, model());
+        let ask = ["rerank", "-m", &file, "--act", "f32", "--kv", "f32", query];
+        let mut all = ask.to_vec();
+        all.extend(documents.iter().map(String::as_str));
+        let found = json(&with(&all, &["--json"]));
+        let results = found["results"].as_array().unwrap();
+        assert_eq!(results.len(), 3);
+        for result in results {
+            let want = fixture[want][result["index"].as_u64().unwrap() as usize].as_f64().unwrap();
+            assert!((result["score"].as_f64().unwrap() - want).abs() < 1e-4, "{result} instead of {want}");
+        }
+        let best = stdout(feed(&with(&ask, &["--top", "1"]), documents.join("\n")));
+        assert!(
+            best.trim_end().ends_with(results[0]["document"].as_str().unwrap()) && best.lines().count() == 1
+        );
+    }
+    let refused = fails(&["rerank", "x", "y"]);
+    assert!(refused.contains("built-in model: qwen3.pooling_type is \"none\""), "{refused}");
 }
 
 /// Ids of special tokens that the vocabulary does not have, as some converters write them.

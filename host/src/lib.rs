@@ -71,6 +71,7 @@ mod metal;
 mod model;
 mod plan;
 mod reader;
+pub mod rerank;
 pub mod scheduler;
 pub mod sequence;
 pub mod shard;

@@ -7,6 +7,7 @@
 //! | `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's Messages |
 //! | `POST /v1/completions` | continuations of a text |
 //! | `POST /v1/embeddings` | vectors of texts |
+//! | `POST /v1/rerank`, `/v2/rerank`, `/rerank`, `/v1/reranking`, `/reranking` | documents by how well they answer a query |
 //! | `POST /api/chat`, `/api/generate`, `/api/embed`, `/api/show`, `GET /api/tags`, `/api/ps`, `/api/version` | Ollama's |
 //! | `POST /tokenize`, `/detokenize`, `GET /props` | of llama.cpp |
 //! | `GET /v1/models` | the model, and the model with each adapter |

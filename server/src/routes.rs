@@ -4,6 +4,7 @@ use crate::access::{LEFT_ASIDE, TOOLS};
 use crate::adapters::{Chosen, NamedAdapter};
 use crate::api::{
     self, Action, Begun, DIALECTS, Dialect, EmbeddingRequest, Event, Input, Read, ReplyRequest, ReplyWriter,
+    RerankRequest,
 };
 use crate::app::{App, Asked, Updates, random};
 use crate::body::Held;
@@ -167,6 +168,9 @@ fn handler(dialect: &'static dyn Dialect, action: Action) -> MethodRouter<Arc<Ap
         }),
         Action::Embed(read) => {
             post(async move |State(app): Shared, body: Body| or_refuse(embed(app, read, body).await))
+        }
+        Action::Rerank(read) => {
+            post(async move |State(app): Shared, body: Body| or_refuse(rerank(app, read, body).await))
         }
         Action::Show(read, describe) => post(async move |State(app): Shared, body: Body| {
             let shown = async {
@@ -381,11 +385,29 @@ async fn count_tokens(
 }
 
 async fn embed(app: Arc<App>, read: Read<EmbeddingRequest>, body: Body) -> Result<Response, ApiError> {
+    aside(app, read, body, |request| request.model.as_deref(), embeddings).await
+}
+
+async fn rerank(app: Arc<App>, read: Read<RerankRequest>, body: Body) -> Result<Response, ApiError> {
+    aside(app, read, body, |request| request.model.as_deref(), reranked).await
+}
+
+/// Whether work for a client goes on.
+type GoOn<'f> = &'f dyn Fn() -> Result<(), ApiError>;
+
+/// The answer to a request that no reply is computed for, on a thread of its own. `work` asks before each text whether to go on.
+async fn aside<R: Send + 'static>(
+    app: Arc<App>,
+    read: Read<R>,
+    body: Body,
+    model_of: fn(&R) -> Option<&str>,
+    work: fn(&Model, &Chosen, &str, R, GoOn<'_>) -> Result<String, ApiError>,
+) -> Result<Response, ApiError> {
     let text = text(body)?;
     let (text, lora) = api::take_adapters(&text)?;
     let (request, left) = self::read(&app, read, &text)?;
-    let app = app.of_model(request.model.as_deref()).await?;
-    let adapters = app.choose(request.model.as_deref(), lora)?;
+    let app = app.of_model(model_of(&request)).await?;
+    let adapters = app.choose(model_of(&request), lora)?;
     let permit = app.permit()?;
     let deadline = Instant::now() + app.time;
     let turn = tokio::time::timeout_at(deadline.into(), Arc::clone(&app.embedding).acquire_owned());
@@ -403,19 +425,19 @@ async fn embed(app: Arc<App>, read: Read<EmbeddingRequest>, body: Body) -> Resul
             _ if sender.is_closed() || Instant::now() >= deadline => Err(ApiError::TimedOut),
             _ => Ok(()),
         };
-        let answer = embeddings(&model, &adapters, &name, request, go_on);
+        let answer = work(&model, &adapters, &name, request, &go_on);
         let _ = sender.send(answer); // Err: the client has gone
     });
     Ok(left.tell(&told, json_text(receiver.await.map_err(|_| ApiError::Stopped)??)))
 }
 
-/// The answer to a request for embeddings. Asks before each text whether to go on.
+/// The answer to a request for embeddings.
 fn embeddings(
     model: &Model,
     adapters: &Chosen,
     name: &str,
     request: EmbeddingRequest,
-    go_on: impl Fn() -> Result<(), ApiError>,
+    go_on: GoOn<'_>,
 ) -> Result<String, ApiError> {
     let EmbeddingRequest { input: inputs, mut writer, .. } = request;
     let mut texts = Vec::with_capacity(inputs.len());
@@ -435,6 +457,26 @@ fn embeddings(
         writer.vector(&vector?);
     }
     Ok(writer.finish(name, tokens))
+}
+
+/// The answer to a request for the order of documents.
+fn reranked(
+    model: &Model,
+    adapters: &Chosen,
+    name: &str,
+    request: RerankRequest,
+    go_on: GoOn<'_>,
+) -> Result<String, ApiError> {
+    go_on()?;
+    let model = adapters.apply(model)?;
+    let mut reranking = model.rerank(&request.query, &request.documents, request.instruction.as_deref())?;
+    let mut scores = Vec::with_capacity(request.documents.len());
+    loop {
+        go_on()?;
+        let Some(score) = reranking.next() else { break };
+        scores.push(score?);
+    }
+    Ok(request.answer(name, &scores, reranking.tokens()))
 }
 
 /// The adapters that are loaded.

@@ -374,6 +374,14 @@ fn texts_are_continued_and_embedded() {
 
 /// The built-in model with other metadata.
 fn model_with(metadata: &[(&str, Metadata<'_>)]) -> Model {
+    model_with_classifier(metadata, None)
+}
+
+/// The same with the rows of two tokens as a classifier with these labels, as llama.cpp's converter writes it.
+fn model_with_classifier(
+    metadata: &[(&str, Metadata<'_>)],
+    classifier: Option<([u32; 2], [&str; 2])>,
+) -> Model {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.gguf");
     let bytes = std::fs::read(path).unwrap();
     let gguf = Gguf::parse(&bytes).unwrap();
@@ -387,7 +395,23 @@ fn model_with(metadata: &[(&str, Metadata<'_>)]) -> Model {
     for tensor in gguf.tensors() {
         w.tensor(tensor.name(), tensor.dims(), tensor.format().unwrap()).unwrap();
     }
-    let file = w.to_vec(gguf.tensors().iter().map(|tensor| gguf.data(tensor))).unwrap();
+    let mut rows = Vec::new();
+    if let Some((tokens, labels)) = classifier {
+        let head = gguf.tensor("output.weight").or_else(|| gguf.tensor("token_embd.weight")).unwrap();
+        let hidden = head.dims()[0] as usize;
+        for token in tokens {
+            let bytes = gguf.data(head).len() / head.dims()[1] as usize;
+            let packed = &gguf.data(head)[token as usize * bytes..][..bytes];
+            let mut row = vec![0.0; hidden];
+            shohin::core::quant::unpack(head.format().unwrap(), packed, &mut row).unwrap();
+            rows.extend(row.iter().flat_map(|x| x.to_le_bytes()));
+        }
+        w.set_strings("qwen3.classifier.output_labels", labels).unwrap();
+        w.tensor("cls.output.weight", &[hidden as u64, 2], shohin::core::Format::F32).unwrap();
+    }
+    let rows = (!rows.is_empty()).then_some(rows);
+    let tensors = gguf.tensors().iter().map(|tensor| gguf.data(tensor));
+    let file = w.to_vec(tensors.chain(rows.as_deref())).unwrap();
     let file = ModelFile::from_bytes("changed", &file).unwrap();
     Model::builder().context(512).load_file(&file).unwrap()
 }
@@ -423,6 +447,68 @@ fn texts_are_embedded_as_the_file_asks() {
     }
     let mean = model_with(&[("qwen3.pooling_type", Metadata::U32(1))]);
     assert_eq!(mean.embed(text).unwrap(), MODEL.embed(text).unwrap());
+}
+
+/// Scores of transformers (`tests/oracle/rerank.py`), but for what int8 activations round.
+#[test]
+fn documents_are_ordered_by_rerankers_and_embedding_models() {
+    let fixture: Value = serde_json::from_str(include_str!("../../tests/fixtures/rerank.json")).unwrap();
+    let ask = json!({ "query": fixture["query"], "documents": fixture["documents"] });
+    let close = |answer: &Value, name: &str| {
+        let results = answer["results"].as_array().unwrap();
+        let scores: Vec<f64> = results.iter().map(|one| one["relevance_score"].as_f64().unwrap()).collect();
+        assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+        for result in results {
+            let want = fixture[name][result["index"].as_u64().unwrap() as usize].as_f64().unwrap();
+            let found = result["relevance_score"].as_f64().unwrap();
+            assert!((found - want).abs() < 0.02, "{name}: {found} instead of {want}");
+        }
+        results.len()
+    };
+    let yes_no = ["yes", "no"].map(|word| MODEL.tokenize(word)[0]);
+    let rank = [("qwen3.pooling_type", Metadata::U32(4))];
+    for classifier in [None, Some((yes_no, ["yes", "no"]))] {
+        let server = Running::with(&model_with_classifier(&rank, classifier), |_| ());
+        for path in ["/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"] {
+            let answer = server.post(path, &ask).ok();
+            assert_eq!(close(&answer, "reranked"), 3);
+            assert_eq!(answer["usage"]["prompt_tokens"], fixture["tokens"]);
+            assert!(answer["model"] == "sprout" && answer["results"][0].get("document").is_none());
+        }
+    }
+    let wrong = model_with_classifier(&rank, Some((yes_no, ["a", "b"])));
+    let refused = Running::with(&wrong, |_| ()).post("/v1/rerank", &ask);
+    assert!(refused.status == 400 && refused.text().contains("with the labels yes and no"));
+
+    let server = Running::with(&model_with(&[("qwen3.pooling_type", Metadata::U32(1))]), |_| ());
+    assert_eq!(close(&server.post("/v1/rerank", &ask).ok(), "cosines"), 3);
+    let documents: Vec<Value> =
+        fixture["documents"].as_array().unwrap().iter().map(|text| json!({ "text": text })).collect();
+    let best = with(ask.clone(), json!({ "documents": documents, "top_n": 1, "return_documents": true }));
+    let best = server.post("/v1/rerank", &best).ok();
+    assert_eq!(close(&best, "cosines"), 1);
+    assert_eq!(best["results"][0]["document"]["text"], "A cow says moo.");
+    let other = server.post("/v1/rerank", &with(ask.clone(), json!({ "instruction": "Name a bird." }))).ok();
+    assert_ne!(other["results"], server.post("/v1/rerank", &ask).ok()["results"]);
+    for (fields, problem) in [
+        (json!({ "documents": [] }), "documents must have a text"),
+        (json!({ "documents": "x" }), "documents must be an array of texts"),
+        (json!({ "documents": [1] }), "documents[0] must be a text, or an object with one"),
+        (json!({ "documents": [""] }), "text 1"),
+        (json!({ "documents": vec!["a"; 2049] }), "at most 2048 texts"),
+        (json!({ "query": null }), "query must be a text"),
+        (json!({ "top_n": 0 }), "top_n must be a whole number, at least 1"),
+    ] {
+        let answer = server.post("/v1/rerank", &with(ask.clone(), fields));
+        assert_eq!(answer.status, 400);
+        let text = answer.text();
+        assert!(text.contains(problem), "{text}");
+    }
+    // A model of another kind is named.
+    let refused = Running::new(|_| ()).post("/v1/rerank", &ask);
+    assert_eq!(refused.status, 400);
+    let text = refused.text();
+    assert!(text.contains("qwen3.pooling_type is \\\"none\\\"") && text.contains("expected rank"), "{text}");
 }
 
 /// Two tokens that are one as a text, and a control token, which has no text.

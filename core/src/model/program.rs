@@ -18,6 +18,9 @@ use super::rope::Rope;
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
 
+/// The tensor of a reranker with which it judges its last state, `(labels, hidden)`: llama.cpp's converter writes it.
+pub const CLASSIFIER: &str = "cls.output.weight";
+
 /// Maximum number of outputs of an [`Op::Linear`].
 pub const MAX_OUTPUTS: usize = 4;
 
@@ -626,7 +629,7 @@ impl Program {
     ///
     /// # Errors
     /// If a tensor is missing or has an invalid shape or type, or if the file has a tensor that the program
-    /// does not use: ignoring it would silently change the model.
+    /// does not use: ignoring it would silently change the model. [`CLASSIFIER`] is beside the model.
     pub fn bind(&self, header: &Header<'_>) -> Result<Vec<usize>> {
         let mut bound = Vec::with_capacity(self.tensors.len());
         for spec in &self.tensors {
@@ -648,8 +651,9 @@ impl Program {
             }
             bound.push(index);
         }
-        if header.tensors().len() != bound.len() {
-            let used = |name: &str| self.tensors.iter().any(|spec| spec.name == name);
+        let judged = usize::from(header.tensor_index(CLASSIFIER).is_some());
+        if header.tensors().len() != bound.len() + judged {
+            let used = |name: &str| name == CLASSIFIER || self.tensors.iter().any(|spec| spec.name == name);
             let found = header.tensors().iter().map(|t| t.name()).find(|name| !used(name)).unwrap_or("");
             let expected = "only tensors of the architecture";
             return Err(error!(Unsupported { key: Name::new("tensor"), found: Name::new(found), expected }));

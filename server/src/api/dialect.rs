@@ -37,6 +37,8 @@ pub(crate) enum Action {
     Count(Read<ReplyRequest>, fn(usize) -> Value),
     /// Computes embeddings.
     Embed(Read<EmbeddingRequest>),
+    /// Orders documents.
+    Rerank(Read<super::RerankRequest>),
     /// Lists the models: the server's, then those with one of its adapters.
     Models(fn(&[ModelInfo]) -> Value),
     /// Describes the model that the rest of the path names.

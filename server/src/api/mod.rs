@@ -6,6 +6,7 @@ mod llama_cpp;
 mod lora;
 mod ollama;
 mod openai;
+mod rerank;
 #[cfg(test)]
 mod tests;
 mod tools;
@@ -15,13 +16,15 @@ pub(crate) use dialect::{
     ReplyWriter,
 };
 
+pub(crate) use rerank::RerankRequest;
+
 pub(crate) use lora::{AskedAdapter, Which, finite, take as take_adapters};
 
 use shohin::core::chat::fields::Reading;
 
 /// All interfaces.
-pub(crate) static DIALECTS: [&dyn Dialect; 4] =
-    [&anthropic::Anthropic, &openai::OpenAi, &ollama::Ollama, &llama_cpp::LlamaCpp];
+pub(crate) static DIALECTS: [&dyn Dialect; 5] =
+    [&anthropic::Anthropic, &openai::OpenAi, &ollama::Ollama, &llama_cpp::LlamaCpp, &rerank::Rerank];
 
 /// The interface whose errors are answered where no interface has a path.
 pub(crate) static DEFAULT: &dyn Dialect = &openai::OpenAi;
@@ -56,6 +59,7 @@ pub fn read_requests(
                     })
                 }
                 Action::Embed(embed) => embed(text, &reading).map(|_| Default::default()),
+                Action::Rerank(rerank) => rerank(text, &reading).map(|_| Default::default()),
                 Action::Models(_) | Action::Model(_) | Action::Show(..) | Action::Convert(_) => continue,
             });
         }

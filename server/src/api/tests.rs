@@ -531,6 +531,46 @@ fn a_path_has_the_errors_of_its_interface() {
 /// What agents send: recorded from the programs themselves, which a script answered by a call of a tool and then a text. Long texts
 /// are replaced.
 #[test]
+fn a_choice_may_allow_some_of_the_tools() {
+    let user = json!([{ "role": "user", "content": "x" }]);
+    let names = |options: &TurnOptions| -> Vec<String> {
+        options.tools.iter().filter_map(|tool| shohin::core::chat::function_name(tool)).collect()
+    };
+    let nested = |name: &str| json!({ "type": "function", "function": { "name": name } });
+    let flat = |name: &str| json!({ "type": "function", "name": name });
+    let chat = |mode: &str, allowed: &[&str]| {
+        let tools: Vec<Value> = allowed.iter().map(|name| nested(name)).collect();
+        let choice = json!({ "type": "allowed_tools", "allowed_tools": { "mode": mode, "tools": tools } });
+        let tools = ["f", "g", "h"].map(nested);
+        let request = json!({ "messages": user, "tools": tools, "tool_choice": choice });
+        ChatCompletionRequest::parse(&request.to_string()).map(|request| request.options)
+    };
+    let response = |mode: &str, allowed: &[&str]| {
+        let tools: Vec<Value> = allowed.iter().map(|name| flat(name)).collect();
+        let choice = json!({ "type": "allowed_tools", "mode": mode, "tools": tools });
+        let tools = ["f", "g", "h"].map(flat);
+        let request = json!({ "input": "x", "tools": tools, "tool_choice": choice });
+        ResponsesRequest::parse(&request.to_string(), &Reading::new(true)).map(|request| request.options)
+    };
+    type Parse<'p> = &'p dyn Fn(&str, &[&str]) -> shohin::core::Result<TurnOptions>;
+    let forms: [Parse<'_>; 2] = [&chat, &response];
+    for parse in forms {
+        let options = parse("auto", &["h", "f"]).unwrap();
+        assert_eq!((names(&options), options.tool_choice), (vec!["f".into(), "h".into()], ToolChoice::Auto));
+        let options = parse("required", &["g"]).unwrap();
+        assert_eq!((names(&options), options.tool_choice), (vec!["g".into()], ToolChoice::Required));
+        for (mode, allowed, problem) in [
+            ("auto", &["f", "i"][..], "tools[1] is not one of tools"),
+            ("always", &["f"], "must have the mode auto or required"),
+            ("required", &[], "tools has none to choose from"),
+        ] {
+            let error = parse(mode, allowed).unwrap_err().to_string();
+            assert!(error.contains("tool_choice") && error.contains(problem), "{error}");
+        }
+    }
+}
+
+#[test]
 fn what_agents_send_is_read() {
     let recorded = include_str!("../../../tests/fixtures/agents.json");
     let recorded: Vec<Value> = serde_json::from_str(recorded).unwrap();

@@ -3,7 +3,9 @@
 
 use crate::chat::fields::{Field, Object, refused};
 use crate::chat::message::{ChatMessage, FunctionCall};
-use crate::chat::options::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions};
+use crate::chat::options::{
+    OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions, function_name,
+};
 use crate::chat::results::ToolResults;
 use crate::chat::template::Role;
 use crate::error::Result;
@@ -270,6 +272,9 @@ pub fn choose_tools(
             ToolChoice::Auto
         }
         Some(_) => return Err(choice.refused(problem)),
+        None if choice.value.get("type").and_then(Value::as_string).as_deref() == Some("allowed_tools") => {
+            allow_tools(choice, options, holder, name)?
+        }
         None => {
             let chosen = choice.object(&["type", holder], problem)?;
             if chosen.string("type")?.as_deref() != Some("function") {
@@ -279,6 +284,40 @@ pub fn choose_tools(
         }
     };
     has_tools(choice, options)
+}
+
+/// Leaves out the tools that a choice of the type `allowed_tools` does not allow. Chat Completions have what it says in a field of
+/// its own, Responses beside the type.
+#[inline(never)]
+fn allow_tools(
+    choice: &Field<'_>,
+    options: &mut TurnOptions,
+    holder: &str,
+    name: fn(&Object<'_>) -> Result<Option<String>>,
+) -> Result<ToolChoice> {
+    let problem = "must have a mode and tools";
+    let mut given = choice.object(&["type", "allowed_tools", "mode", "tools"], problem)?;
+    if let Some(within) = given.get("allowed_tools") {
+        given = within.object(&["mode", "tools"], problem)?;
+    }
+    let tools = given.get("tools").ok_or_else(|| choice.refused(problem))?;
+    let mut allowed = Vec::new();
+    tools.each(problem, &mut |tool| {
+        let named = name(&tool.object(&["type", holder], problem)?)?;
+        let named = named.ok_or_else(|| tool.refused("names no function"))?;
+        let is_there = options.tools.iter().any(|tool| function_name(tool).as_deref() == Some(&*named));
+        if !is_there {
+            return Err(tool.refused("is not one of tools"));
+        }
+        allowed.push(named);
+        Ok(())
+    })?;
+    options.tools.retain(|tool| function_name(tool).is_some_and(|name| allowed.contains(&name)));
+    match given.string("mode")?.as_deref() {
+        None | Some("auto") => Ok(ToolChoice::Auto),
+        Some("required") => Ok(ToolChoice::Required),
+        Some(_) => Err(choice.refused("must have the mode auto or required")),
+    }
 }
 
 /// Refuses a choice of tools if there are none.
