@@ -85,7 +85,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result {
     Ok(())
 }
 
-fn is_gguf(path: &Path) -> bool {
+pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|found| found.eq_ignore_ascii_case("gguf"))
 }
 

@@ -9,6 +9,8 @@ mod bench;
 mod calibrate;
 mod chat;
 mod check;
+#[cfg(not(target_os = "wasi"))]
+mod compress;
 mod convert;
 mod defaults;
 mod editor;
@@ -58,6 +60,8 @@ use chat::ChatArgs;
 use check::CheckArgs;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+#[cfg(not(target_os = "wasi"))]
+use compress::CompressArgs;
 use convert::ConvertArgs;
 use embed::EmbedArgs;
 use eval::EvalArgs;
@@ -137,6 +141,8 @@ enum Command {
     #[cfg(not(target_os = "wasi"))]
     Prune(PruneArgs),
     #[cfg(not(target_os = "wasi"))]
+    Compress(CompressArgs),
+    #[cfg(not(target_os = "wasi"))]
     Train(Box<TrainArgs>),
     #[cfg(not(target_os = "wasi"))]
     Teach(Box<TeachArgs>),
@@ -166,7 +172,7 @@ impl Command {
             Command::Convert(_) | Command::Quantize(_) | Command::Merge(_) | Command::Calibrate(_) => None,
             Command::Completions(_) | Command::Man(_) | Command::Version => None,
             #[cfg(not(target_os = "wasi"))]
-            Command::Train(_) | Command::Teach(_) | Command::Prune(_) => None,
+            Command::Train(_) | Command::Teach(_) | Command::Prune(_) | Command::Compress(_) => None,
             #[cfg(not(target_os = "wasi"))]
             Command::Bench(args) => Some(&mut args.model),
             #[cfg(not(target_os = "wasi"))]
@@ -235,6 +241,8 @@ impl Command {
             Command::Calibrate(args) => calibrate::run(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Prune(args) => prune::run(args),
+            #[cfg(not(target_os = "wasi"))]
+            Command::Compress(args) => compress::run(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Train(args) => train::run(args),
             #[cfg(not(target_os = "wasi"))]

@@ -7,7 +7,7 @@ use crate::merge::measure;
 use crate::model::LayoutArgs;
 use crate::progress::progress;
 use crate::terminal::{self, bytes};
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use serde_json::json;
 use shohin::convert::{ConvertOptions, Converted, FileType, PruneMethod, PruneOptions, Structure, prune};
 use shohin::train::{Corpus, Loss, TrainOptions, Training, gradients};
@@ -31,45 +31,20 @@ Examples:
   shohin prune qwen3-f16.gguf --method l1 --sparsity 0.5 --text story.txt --out half.gguf
   shohin prune qwen3-f16.gguf --method taylor --pattern 2:4 --text wiki.txt --out 2-4.gguf
   shohin prune qwen3-f16.gguf --method l2 --structure layers --sparsity 0.1 --recover wiki.txt --out short.gguf")]
+#[command(group = ArgGroup::new("part").args(["sparsity", "pattern"]).required(true))]
 pub(crate) struct PruneArgs {
     /// The model, a GGUF file or a Hugging Face folder
     model: PathBuf,
-    /// What says how much weights matter: their magnitude, their squares, chance, or magnitude times gradient over --text
-    #[arg(long, default_value = "l1")]
-    method: Method,
-    /// The part that is pruned
-    #[arg(long, value_name = "PART", required_unless_present = "pattern")]
-    sparsity: Option<f64>,
-    /// Of M weights of a row, side by side, keep N
-    #[arg(long, value_name = "N:M", conflicts_with_all = ["sparsity", "structure"])]
-    pattern: Option<Pattern>,
-    /// What is pruned together
-    #[arg(long, value_name = "WHAT")]
-    structure: Option<Whole>,
-    /// Compare single weights across all matrices
-    #[arg(long)]
-    global: bool,
+    #[command(flatten)]
+    how: PruneHow,
     /// Tensors whose weights become 0, in place of every matrix of the layers; * is any text; again for several
     #[arg(long, value_name = "PATTERN")]
     tensor: Vec<String>,
-    /// Seed of --method random
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
     /// A text for the gradients of --method taylor, and whose perplexity is measured before and after
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Train what is left on this text, to predict what the whole model does. Matrices are F32 then, unless --type is set
-    #[arg(long, value_name = "FILE")]
-    recover: Option<PathBuf>,
-    /// Steps of --recover, of eight rows
-    #[arg(long, value_name = "N", default_value_t = 50, requires = "recover")]
-    steps: u64,
-    /// The highest learning rate of --recover
-    #[arg(long, value_name = "RATE", default_value_t = 1e-4, requires = "recover")]
-    lr: f64,
-    /// Tokens of a row of --recover and of the gradients [default: 256, or the model's context if smaller]
-    #[arg(long, value_name = "N")]
-    row_tokens: Option<usize>,
+    #[command(flatten)]
+    recovery: RecoveryArgs,
     /// Format of matrices; unless set, each keeps its own
     #[arg(long, value_name = "TYPE")]
     r#type: Option<FileType>,
@@ -84,6 +59,46 @@ pub(crate) struct PruneArgs {
     json: bool,
     #[command(flatten)]
     layout: LayoutArgs,
+}
+
+/// What is pruned.
+#[derive(Debug, Args)]
+pub(crate) struct PruneHow {
+    /// What says how much weights matter: their magnitude, their squares, chance, or magnitude times gradient over --text
+    #[arg(long, default_value = "l1")]
+    method: Method,
+    /// The part that is pruned
+    #[arg(long, value_name = "PART")]
+    sparsity: Option<f64>,
+    /// Of M weights of a row, side by side, keep N
+    #[arg(long, value_name = "N:M", conflicts_with_all = ["sparsity", "structure"])]
+    pattern: Option<Pattern>,
+    /// What is pruned together
+    #[arg(long, value_name = "WHAT")]
+    structure: Option<Whole>,
+    /// Compare single weights across all matrices
+    #[arg(long)]
+    global: bool,
+    /// Seed of --method random
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+/// Training after pruning.
+#[derive(Debug, Args)]
+pub(crate) struct RecoveryArgs {
+    /// Train what is left on this text, to predict what the whole model does. Matrices are F32 then, unless --type is set
+    #[arg(long, value_name = "FILE")]
+    pub(crate) recover: Option<PathBuf>,
+    /// Steps of --recover, of eight rows
+    #[arg(long, value_name = "N", default_value_t = 50, requires = "recover")]
+    steps: u64,
+    /// The highest learning rate of --recover
+    #[arg(long, value_name = "RATE", default_value_t = 1e-4, requires = "recover")]
+    lr: f64,
+    /// Tokens of a row of --recover and of the gradients [default: 256, or the model's context if smaller]
+    #[arg(long, value_name = "N")]
+    row_tokens: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -120,8 +135,14 @@ impl FromStr for Pattern {
     }
 }
 
-impl PruneArgs {
-    fn how(&self) -> PruneOptions {
+impl PruneHow {
+    /// Whether anything is to be pruned.
+    pub(crate) fn is_set(&self) -> bool {
+        self.sparsity.is_some() || self.pattern.is_some()
+    }
+
+    /// What the options say, without gradients.
+    fn options(&self) -> PruneOptions {
         let method = match self.method {
             Method::L1 => PruneMethod::L1,
             Method::L2 => PruneMethod::L2,
@@ -137,41 +158,86 @@ impl PruneArgs {
             (None, Some(Whole::Neurons)) => Structure::Neurons,
             (None, Some(Whole::Layers)) => Structure::Layers,
         };
-        let how = PruneOptions::new(method, structure, self.sparsity.unwrap_or(0.0));
-        how.global(self.global).tensors(self.tensor.clone())
+        PruneOptions::new(method, structure, self.sparsity.unwrap_or(0.0)).global(self.global)
     }
 
-    fn builder(&self) -> Builder {
-        Model::builder().cpu().id42(self.layout.id42)
+    /// What the options say, with the gradients over `text` that they need.
+    pub(crate) fn of_model(
+        &self,
+        builder: &Builder,
+        model: &Path,
+        text: Option<&str>,
+        recovery: &RecoveryArgs,
+    ) -> Result<PruneOptions> {
+        let how = self.options();
+        match (self.method, text) {
+            (Method::Taylor, None) => {
+                Err(CliError::usage("--method taylor: expected --text, over which gradients are computed"))
+            }
+            (Method::Taylor, Some(text)) => {
+                let model = builder.clone().inspect_only().load(model)?;
+                let base = Training::base(&model)?;
+                let rows = recovery.row_tokens(&model);
+                Ok(how.gradients(gradients(&base, &Corpus::text(&model, text)?, rows, 64)?))
+            }
+            (Method::L1 | Method::L2 | Method::Random, _) => Ok(how),
+        }
     }
+}
 
+impl RecoveryArgs {
     /// Tokens of a row of training.
     fn row_tokens(&self, model: &Model) -> usize {
         self.row_tokens.unwrap_or_else(|| model.config().max_context_length.min(256))
+    }
+
+    /// Trains the model `small` on `text` to predict what `whole` does.
+    pub(crate) fn recover(
+        &self,
+        builder: &Builder,
+        whole: &Path,
+        small: &Path,
+        text: &str,
+        out: &Path,
+    ) -> Result {
+        let load = |path: &Path| builder.clone().inspect_only().load(path);
+        let (student, teacher) = (load(small)?, load(whole)?);
+        let (base, whole) = (Training::base(&student)?, Training::base(&teacher)?);
+        let mut options = TrainOptions::new();
+        options.row_tokens = self.row_tokens(&student);
+        options.steps = self.steps;
+        options.learning_rate = self.lr;
+        options.loss = Loss::Distillation { temperature: 1.0, hard: 0.5 };
+        let corpus = Corpus::text(&student, text)?;
+        let mut training = Training::new(&base, options)?;
+        training.teach_by(&whole)?;
+        training.keep_zeros();
+        let bar = progress("recovering", "steps", self.steps as usize);
+        while !training.is_done() {
+            training.step(&corpus)?;
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(training.save(out, false)?)
     }
 }
 
 pub(crate) fn run(args: &PruneArgs) -> Result {
     check_new(&args.out, args.force)?;
-    let text = match &args.text {
-        Some(path) => Some((place(path), read_text(path)?)),
-        None if args.method == Method::Taylor => {
-            return Err(CliError::usage(
-                "--method taylor: expected --text, over which gradients are computed",
-            ));
-        }
-        None => None,
-    };
-    let mut how = args.how();
-    if let Some((_, text)) = text.as_ref().filter(|_| args.method == Method::Taylor) {
-        let model = args.builder().inspect_only().load(&args.model)?;
-        let base = Training::base(&model)?;
-        how = how.gradients(gradients(&base, &Corpus::text(&model, text)?, args.row_tokens(&model), 64)?);
-    }
+    let builder = Model::builder().cpu().id42(args.layout.id42);
+    let text = args.text.as_ref().map(|path| Ok((place(path), read_text(path)?)));
+    let text: Option<(String, String)> = text.transpose().map_err(|error: CliError| error)?;
+    let how = args.how.of_model(
+        &builder,
+        &args.model,
+        text.as_ref().map(|text| text.1.as_str()),
+        &args.recovery,
+    )?;
+    let how = how.tensors(args.tensor.clone());
     let mut perplexity = Vec::new();
     let mut measured = |name, model: &Path| -> Result {
         if let Some(text) = &text {
-            perplexity.push((name, measure(&args.builder(), model, text)?));
+            perplexity.push((name, measure(&builder, model, text)?));
         }
         Ok(())
     };
@@ -179,19 +245,18 @@ pub(crate) fn run(args: &PruneArgs) -> Result {
     let options = ConvertOptions::new().replace(args.force).id42(args.layout.id42);
     let mut written = options.clone();
     written.file_type = args.r#type;
-    let done = match &args.recover {
+    let done = match &args.recovery.recover {
         None => {
             let done = pruned(&args.model, &args.out, &how, &written)?;
             measured("after", &args.out)?;
             done
         }
         Some(path) => {
-            let beside = args.out.parent().filter(|parent| !parent.as_os_str().is_empty());
-            let folder = tempfile::tempdir_in(beside.unwrap_or(Path::new(".")))?;
+            let folder = beside(&args.out)?;
             let (small, better) = (folder.path().join("pruned.gguf"), folder.path().join("recovered.gguf"));
             let mut done = pruned(&args.model, &small, &how, &options)?;
             measured("after", &small)?;
-            recover(args, &small, &read_text(path)?, &better)?;
+            args.recovery.recover(&builder, &args.model, &small, &read_text(path)?, &better)?;
             done.0 = with_progress(|progress| match args.out.extension() {
                 Some(extension) if extension.eq_ignore_ascii_case("gguf") => {
                     shohin::convert::convert(&better, &args.out, &written, progress)
@@ -205,10 +270,16 @@ pub(crate) fn run(args: &PruneArgs) -> Result {
     report(args, &done, &perplexity)
 }
 
-/// What was written, and for each tensor how many weights of how many are 0.
-type Done = (Converted, BTreeMap<String, [u64; 2]>);
+/// A folder for files on the way, on the disk of `out`.
+pub(crate) fn beside(out: &Path) -> Result<tempfile::TempDir> {
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Ok(tempfile::tempdir_in(parent.unwrap_or(Path::new(".")))?)
+}
 
-fn pruned(model: &Path, out: &Path, how: &PruneOptions, options: &ConvertOptions) -> Result<Done> {
+/// What was written, and for each tensor how many weights of how many are 0.
+pub(crate) type Done = (Converted, BTreeMap<String, [u64; 2]>);
+
+pub(crate) fn pruned(model: &Path, out: &Path, how: &PruneOptions, options: &ConvertOptions) -> Result<Done> {
     let mut zeros = BTreeMap::new();
     let converted = with_progress(|progress| {
         let done = prune(model, out, how, options, progress)?;
@@ -216,29 +287,6 @@ fn pruned(model: &Path, out: &Path, how: &PruneOptions, options: &ConvertOptions
         Ok(done.converted)
     })?;
     Ok((converted, zeros))
-}
-
-/// Trains the model `small` to predict what the whole one does.
-fn recover(args: &PruneArgs, small: &Path, text: &str, out: &Path) -> Result {
-    let load = |path: &Path| args.builder().inspect_only().load(path);
-    let (student, teacher) = (load(small)?, load(&args.model)?);
-    let (base, whole) = (Training::base(&student)?, Training::base(&teacher)?);
-    let mut options = TrainOptions::new();
-    options.row_tokens = args.row_tokens(&student);
-    options.steps = args.steps;
-    options.learning_rate = args.lr;
-    options.loss = Loss::Distillation { temperature: 1.0, hard: 0.5 };
-    let corpus = Corpus::text(&student, text)?;
-    let mut training = Training::new(&base, options)?;
-    training.teach_by(&whole)?;
-    training.keep_zeros();
-    let bar = progress("recovering", "steps", args.steps as usize);
-    while !training.is_done() {
-        training.step(&corpus)?;
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    Ok(training.save(out, false)?)
 }
 
 fn report(args: &PruneArgs, (converted, zeros): &Done, perplexity: &[(&str, f64)]) -> Result {

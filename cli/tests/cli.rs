@@ -134,6 +134,7 @@ fn help_names_chat_first_and_every_command_has_examples() {
             "merge",
             "calibrate",
             "prune",
+            "compress",
             "train",
             "teach",
             "pull",

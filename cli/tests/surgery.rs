@@ -1,4 +1,4 @@
-//! `shohin merge --method`, `calibrate` and `prune`, as a user runs them.
+//! `shohin merge --method`, `calibrate`, `prune` and `compress`, as a user runs them.
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -392,6 +392,69 @@ fn prunings_that_make_no_sense_are_refused_before_anything_is_written() {
         (format!("{} --sparsity 0.5", q1.display()), "would be Q1_0, which has no 0"),
     ] {
         place.fails(&format!("prune {args} --out out.gguf"), problem);
+        assert!(!place.path("out.gguf").exists(), "{args}");
+    }
+}
+
+#[test]
+fn compression_keeps_to_its_estimate_and_its_target() {
+    let place = Place::new();
+    let text = "Mia has a red kite. The kite flies over the old mill. A crow takes the string.\n".repeat(4);
+    fs::write(place.path("text"), text).unwrap();
+    let size = |file: &str| fs::metadata(place.path(file)).unwrap().len();
+    let near = |found: u64, expected: &Value| {
+        let expected = expected.as_u64().unwrap() as f64;
+        assert!((found as f64 - expected).abs() <= 0.02 * expected, "{found} {expected}");
+    };
+    // Types, with parts left out before: what is expected is what comes out, to the byte.
+    let args = "compress a.gguf --structure layers --sparsity 0.5 --type q6_k --tensor token_embd=f16 --json";
+    let expected = place.json(&format!("{args} --estimate --out typed.gguf"));
+    assert!(!place.path("typed.gguf").exists());
+    let done =
+        place.json(&format!("{args} --recover text --steps 2 --row-tokens 64 --text text --out typed.gguf"));
+    assert_eq!(size("typed.gguf"), done["bytes"].as_u64().unwrap());
+    assert_eq!((&done["bytes"], &done["difference"]), (&expected["estimate"]["bytes"], &0.0.into()));
+    let steps: Vec<_> = done["steps"].as_array().unwrap().iter().map(|step| step["step"].as_str()).collect();
+    assert_eq!(steps, ["as it is", "pruned", "recovered", "compressed"].map(Some));
+    // A number of bytes, of which the largest part is used, and a named tensor keeps its format.
+    let least = place.json("compress a.gguf --target-bytes 1GB --estimate --json --out out.gguf");
+    let (least, most) = (&least["estimate"]["least"], &least["estimate"]["most"]);
+    let target = (least.as_u64().unwrap() + most.as_u64().unwrap()) / 2;
+    let args = format!("compress a.gguf --target-bytes {target} --tensor blk.0.attn_q=f16 --json --force");
+    let done = place.json(&format!("{args} --out bytes.gguf"));
+    let bytes = done["bytes"].as_u64().unwrap();
+    assert!(bytes <= target && bytes == size("bytes.gguf"));
+    near(bytes, &done["estimate"]["bytes"]);
+    assert!(bytes > target * 9 / 10, "{bytes} {target}");
+    let bytes = fs::read(place.path("bytes.gguf")).unwrap();
+    let gguf = Gguf::parse(&bytes).unwrap();
+    let format =
+        |name: &str| gguf.tensors().iter().find(|info| info.name() == name).unwrap().format().unwrap();
+    assert_eq!(format("blk.0.attn_q.weight"), shohin_core::Format::F16);
+    place.ok("run -m bytes.gguf -n 4 Hello");
+    // A perplexity, with the smallest file that was found.
+    let before = place.json("eval -m a.gguf text --json")["perplexity"].as_f64().unwrap();
+    let target = 1.003 * before;
+    let args =
+        format!("compress a.gguf --target-perplexity {target} --text text --json --out perplexity.gguf");
+    let done = place.json(&args);
+    let last = done["steps"].as_array().unwrap().last().unwrap()["perplexity"].as_f64().unwrap();
+    assert!(last <= target, "{last} {target}");
+    near(size("perplexity.gguf"), &done["estimate"]["bytes"]);
+    let tried = done["tried"].as_array().unwrap();
+    assert!(tried.iter().any(|tried| tried["perplexity"].as_f64().unwrap() > target), "{tried:?}");
+    for (args, problem) in [
+        (format!("--target-bytes {}", least.as_u64().unwrap() - 1), "expected at least"),
+        ("--target-bytes 1GB --formats q7".into(), "expected one of"),
+        ("--target-perplexity 0.5 --text text".into(), "expected a number of at least 1"),
+        ("--target-perplexity 1.01 --text text".into(), "the model in the largest of --formats has"),
+        ("--type f16 --recover text".into(), "expected --sparsity or --pattern"),
+        ("--type f16 --tensor blk.9.*=f16".into(), "no tensor matches"),
+        ("--type f16 --sparsity 2".into(), "the sparsity is 2"),
+        ("--type f16 --out out".into(), "ends in .gguf"),
+    ] {
+        let out = if args.contains("--out") { "" } else { " --out out.gguf" };
+        place.fails(&format!("compress a.gguf {args}{out}"), problem);
         assert!(!place.path("out.gguf").exists(), "{args}");
     }
 }

@@ -6,12 +6,14 @@
 
 #![forbid(unsafe_code)]
 
+mod budget;
 mod calibration;
 mod combine;
 mod config;
 mod delta;
 mod edit;
 mod error;
+mod estimate;
 mod file_type;
 mod float8;
 mod folder;
@@ -31,7 +33,6 @@ mod plan;
 mod pooling;
 mod protobuf;
 mod prune;
-
 mod report;
 mod rules;
 mod sentencepiece;
@@ -45,9 +46,11 @@ mod to_peft;
 mod tokenizer;
 mod vocabulary;
 
+pub use budget::{FormatChoice, FormatTrial, FormatTrials, TriedFormat, size_range, try_formats};
 pub use calibration::{Calibration, CalibrationText, InputStatistics, Range, RangeMethod};
 pub use combine::{MergeMethod, ModelMerge, merge_models};
 pub use error::{ConvertError, Error, Result};
+pub use estimate::{Estimate, EstimatedTensor, estimate};
 pub use file_type::{FileType, Int8, Mix};
 pub use importance::Importance;
 pub use initial::initial;

@@ -197,6 +197,16 @@ impl<'f> Plan<'f> {
         self.tensors.iter().map(|(tensor, _)| tensor)
     }
 
+    /// The tensors with their formats in the file.
+    pub(crate) fn formats(&self) -> &[(Tensor<'f>, Format)] {
+        &self.tensors
+    }
+
+    /// Where the weights come from.
+    pub(crate) fn source(&self) -> &Path {
+        self.source
+    }
+
     /// The same model with other tensors, and other values of some keys.
     pub(crate) fn reshaped(
         &self,

@@ -52,18 +52,28 @@ pub fn prune(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Pruned> {
     let (source, out) = (source.as_ref(), out.as_ref());
+    let (converted, zeros) = with_plan(source, how, options, |plan| match to_gguf::is_file(out) {
+        true => to_gguf::save_new(plan, out, options, &mut progress),
+        false => to_folder::of_plan(plan, out, options, &mut progress),
+    })?;
+    Ok(Pruned { converted, zeros })
+}
+
+/// What `then` returns for the file that `how` makes of `source`, and for each tensor whose weights became 0 while it was written, how many
+/// of how many are.
+pub(crate) fn with_plan<T>(
+    source: &Path,
+    how: &PruneOptions,
+    options: &ConvertOptions,
+    then: impl FnOnce(&Plan<'_>) -> Result<T>,
+) -> Result<(T, BTreeMap<String, [u64; 2]>)> {
     how.check().map_err(|error| error.at(source))?;
     let opened = Opened::open(source)?;
     let gguf = opened.gguf(options)?;
-    let mut save = |plan: &Plan<'_>| match to_gguf::is_file(out) {
-        true => to_gguf::save_new(plan, out, options, &mut progress),
-        false => to_folder::of_plan(plan, out, options, &mut progress),
-    };
     if how.removes() {
         let plan = opened.plan(gguf.as_ref(), &ConvertOptions::new().id42(options.id42))?;
         let (tensors, values) = parts::removed(&plan, how).map_err(|error| error.at(source))?;
-        let converted = save(&plan.reshaped(tensors, &values, options)?)?;
-        return Ok(Pruned { converted, zeros: BTreeMap::new() });
+        return Ok((then(&plan.reshaped(tensors, &values, options)?)?, BTreeMap::new()));
     }
     let plan = opened.plan(gguf.as_ref(), options)?;
     let unmatched = |pattern: &&String| !plan.tensors().any(|tensor| matches(pattern, &tensor.name));
@@ -71,8 +81,6 @@ pub fn prune(
         return Err(ConvertError::Unmatched { pattern: pattern.clone() }.at(source));
     }
     let mask = Mask::new(&plan, how).map_err(|error| error.at(source))?;
-    let plan = plan.edited(&mask)?;
-    let converted = save(&plan)?;
-    let zeros = mask.zeros();
-    Ok(Pruned { converted, zeros })
+    let done = then(&plan.edited(&mask)?)?;
+    Ok((done, mask.zeros()))
 }

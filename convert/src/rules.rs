@@ -24,6 +24,11 @@ pub struct TensorRule {
 }
 
 impl TensorRule {
+    /// `format` for the tensors whose names match `pattern`.
+    pub fn new(pattern: impl Into<String>, format: Format) -> Self {
+        TensorRule { pattern: pattern.into(), format, int8: None }
+    }
+
     pub(crate) fn pattern(&self) -> &str {
         &self.pattern
     }
