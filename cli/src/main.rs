@@ -42,6 +42,7 @@ mod sampling;
 mod serve;
 mod session;
 mod settings;
+mod smooth;
 #[cfg(not(target_os = "wasi"))]
 mod teach;
 mod terminal;
@@ -79,6 +80,7 @@ use rerank::RerankArgs;
 use run::RunArgs;
 #[cfg(not(target_os = "wasi"))]
 use serve::ServeArgs;
+use smooth::SmoothArgs;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -138,6 +140,7 @@ enum Command {
     Quantize(QuantizeArgs),
     Merge(MergeArgs),
     Calibrate(CalibrateArgs),
+    Smooth(SmoothArgs),
     #[cfg(not(target_os = "wasi"))]
     Prune(PruneArgs),
     #[cfg(not(target_os = "wasi"))]
@@ -169,7 +172,8 @@ impl Command {
             Command::Embed(args) => Some(&mut args.model),
             Command::Rerank(args) => Some(&mut args.model),
             Command::Check(_) | Command::Inspect(_) | Command::Tokenize(_) => None,
-            Command::Convert(_) | Command::Quantize(_) | Command::Merge(_) | Command::Calibrate(_) => None,
+            Command::Convert(_) | Command::Quantize(_) | Command::Merge(_) => None,
+            Command::Calibrate(_) | Command::Smooth(_) => None,
             Command::Completions(_) | Command::Man(_) | Command::Version => None,
             #[cfg(not(target_os = "wasi"))]
             Command::Train(_) | Command::Teach(_) | Command::Prune(_) | Command::Compress(_) => None,
@@ -239,6 +243,7 @@ impl Command {
             Command::Quantize(args) => quantize::run(args),
             Command::Merge(args) => merge::run(args),
             Command::Calibrate(args) => calibrate::run(args),
+            Command::Smooth(args) => smooth::run(args),
             #[cfg(not(target_os = "wasi"))]
             Command::Prune(args) => prune::run(args),
             #[cfg(not(target_os = "wasi"))]

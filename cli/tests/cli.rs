@@ -133,6 +133,7 @@ fn help_names_chat_first_and_every_command_has_examples() {
             "quantize",
             "merge",
             "calibrate",
+            "smooth",
             "prune",
             "compress",
             "train",

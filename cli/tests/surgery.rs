@@ -1,4 +1,4 @@
-//! `shohin merge --method`, `calibrate`, `prune` and `compress`, as a user runs them.
+//! `shohin merge --method`, `calibrate`, `prune`, `compress` and `smooth`, as a user runs them.
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -455,6 +455,84 @@ fn compression_keeps_to_its_estimate_and_its_target() {
     ] {
         let out = if args.contains("--out") { "" } else { " --out out.gguf" };
         place.fails(&format!("compress a.gguf {args}{out}"), problem);
+        assert!(!place.path("out.gguf").exists(), "{args}");
+    }
+}
+
+/// The tokens of a fixture, as `calibrate` and `logits` read them.
+fn write_tokens(place: &Place, tokens: &Value) {
+    let ids: Vec<u32> = tokens.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    fs::write(place.path("tokens"), ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()).unwrap();
+    fs::write(place.path("ids"), ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")).unwrap();
+}
+
+/// Beside tests/oracle/smooth.py.
+#[test]
+fn smoothed_models_have_the_factors_of_the_paper_and_the_same_logits() {
+    let place = Place::new();
+    let expected: Value = serde_json::from_slice(&fs::read(fixture("smooth.json")).unwrap()).unwrap();
+    write_tokens(&place, &expected["tokens"]);
+    place.ok("calibrate a.gguf --tokens tokens --window 24 --out stats --imatrix matrix.gguf");
+    let done = place.json("smooth a.gguf --stats stats --alpha 0.6 --out smooth.gguf --json");
+    let groups = done["groups"].as_array().unwrap();
+    assert_eq!(groups.len(), expected["factors"].as_object().unwrap().len());
+    for group in groups {
+        assert!(group["outlier"][1].as_f64() <= group["outlier"][0].as_f64(), "{group}");
+        let from = group["from"].as_str().unwrap();
+        let factors: Vec<f64> =
+            expected["factors"][from].as_array().unwrap().iter().map(|s| s.as_f64().unwrap()).collect();
+        for to in group["to"].as_array().unwrap() {
+            // Rows of these are divided by factors of their own.
+            let name = to.as_str().unwrap();
+            let own = expected["factors"].get(name).map(|_| done["groups"].as_array().unwrap());
+            let (before, after) = (place.tensor("a.gguf", name), place.tensor("smooth.gguf", name));
+            let rows = before.len() / factors.len();
+            for row in 0..rows {
+                let of_row = own.map_or(1.0, |_| {
+                    let all = expected["factors"][name].as_array().unwrap();
+                    // Both heads of queries share the head of values, so that the first factors are its own.
+                    all[row].as_f64().unwrap()
+                });
+                for (col, factor) in factors.iter().enumerate() {
+                    let at = row * factors.len() + col;
+                    let wanted = f64::from(before[at]) * factor / of_row;
+                    let error = (f64::from(after[at]) - wanted).abs();
+                    assert!(
+                        error <= 1e-4 * wanted.abs() + 1e-9,
+                        "{name} {row} {col}: {} {wanted}",
+                        after[at]
+                    );
+                }
+            }
+        }
+    }
+    let logits = |model: &str| -> Vec<f32> {
+        place.ok(&format!("logits -m {model} --tokens ids --act f32 --kv f32 --force --out logits"));
+        let bytes = fs::read(place.path("logits")).unwrap();
+        bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
+    };
+    let same = |a: &[f32], b: &[f32]| {
+        let largest = a.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-5 * largest)
+    };
+    let before = logits("a.gguf");
+    assert!(same(&before, &logits("smooth.gguf")));
+    // A choice for each group, also in a folder.
+    let done = place.json("smooth a.gguf --stats stats --search --for q4_0 --out smooth --json");
+    assert!(done["groups"].as_array().unwrap().iter().any(|group| group["alpha"].as_f64().is_some()));
+    assert!(same(&before, &logits("smooth")));
+    // What has no such channels, or is of another model.
+    let sprout = fixture("../../models/sprout-nano.gguf");
+    let sprout = sprout.display();
+    fs::write(place.path("text"), "Mia has a red kite. The kite flies over the old mill.").unwrap();
+    place.ok(&format!("calibrate {sprout} --text text --window 8 --out sprout.stats"));
+    for (args, problem) in [
+        ("a.gguf --stats stats --alpha 1.5".into(), "alpha is 1.5, expected 0 to 1"),
+        ("a.gguf --stats sprout.stats".into(), "is a calibration of another model"),
+        (format!("{sprout} --stats sprout.stats"), "would be PQ2_0"),
+        ("a.gguf --stats nothing".into(), "nothing"),
+    ] {
+        place.fails(&format!("smooth {args} --out out.gguf"), problem);
         assert!(!place.path("out.gguf").exists(), "{args}");
     }
 }

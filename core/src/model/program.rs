@@ -665,7 +665,7 @@ impl Program {
 impl Op {
     /// Whether the operation reads `buffer`; `None` if it has nothing to do with it, `Some(false)` if it only replaces
     /// what is there.
-    fn reads(&self, buffer: BufferId) -> Option<bool> {
+    pub fn reads(&self, buffer: BufferId) -> Option<bool> {
         let of = |read: &[BufferId], replaced: &[BufferId]| {
             if read.contains(&buffer) { Some(true) } else { replaced.contains(&buffer).then_some(false) }
         };
@@ -701,7 +701,7 @@ impl Op {
     }
 
     /// The tensors that a matrix product of this operation reads.
-    pub(crate) fn matrices(&self) -> ArrayVec<TensorId, MAX_OUTPUTS> {
+    pub fn matrices(&self) -> ArrayVec<TensorId, MAX_OUTPUTS> {
         let mut ids = ArrayVec::new();
         match self {
             Op::Linear { outputs, .. } => ids.extend(outputs.iter().map(|(id, _)| *id)),
