@@ -7,7 +7,8 @@ use crate::split::lost;
 use crate::weights::Weights;
 use shohin_core::CpuOptions;
 use shohin_core::chat::{
-    Encoded, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions, TurnOptions, Usage,
+    Encoded, Event, Finish, PrefixCacheStats, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions,
+    TurnOptions, Usage,
 };
 use shohin_core::device::BlockingDevice;
 
@@ -34,6 +35,8 @@ pub struct Scheduler {
     /// Options of its device.
     options: CpuOptions,
     scheduler: CoreScheduler<HostDevice>,
+    /// Maximum number of replies at once.
+    replies_at_once: usize,
 }
 
 /// Prompt tokens per step where larger batches are hardly faster per token: the other replies wait for each step.
@@ -64,7 +67,7 @@ impl Model {
         let batch = replies.saturating_add(prompt_tokens);
         let device = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
         let scheduler = CoreScheduler::new(self.0.device.open(&device)?, options)?;
-        Ok(Scheduler { model: self.clone(), options: device, scheduler })
+        Ok(Scheduler { model: self.clone(), options: device, scheduler, replies_at_once: replies })
     }
 }
 
@@ -88,6 +91,30 @@ impl Scheduler {
     /// counts once.
     pub fn cache_bytes(&self) -> usize {
         self.scheduler.cache_bytes()
+    }
+
+    /// How much of the prompts was computed before.
+    pub fn prefix_cache_stats(&self) -> PrefixCacheStats {
+        self.scheduler.prefix_cache_stats()
+    }
+
+    /// Bytes that the model takes with all replies in progress and their contexts full: the weights, the scratch memory of a step, and
+    /// keys and values. On a GPU, those of the same memory on the CPU.
+    ///
+    /// # Errors
+    /// If the contexts exceed the address space.
+    pub fn peak_memory_estimate(&self) -> Result<u64> {
+        let plan =
+            self.model.0.cpu.memory_plan(&self.options, &self.model.session_options(self.model.context()))?;
+        let sessions = (plan.session as u64).saturating_mul(self.replies_at_once as u64);
+        let caches = sessions.max(self.scheduler.peak_cache_bytes() as u64);
+        Ok((self.model.weight_bytes() as u64).saturating_add(plan.device as u64).saturating_add(caches))
+    }
+
+    /// Sets the priority of a reply in progress, 0 unless set: prompts of replies with higher ones are computed first. Returns whether
+    /// it is in progress.
+    pub fn set_priority(&mut self, id: ReplyId, priority: i32) -> bool {
+        self.scheduler.set_priority(id, priority)
     }
 
     /// Keeps the keys and values of ended replies only while those of all replies take at most `bytes`; `None`: as many as

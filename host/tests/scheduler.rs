@@ -224,3 +224,57 @@ fn prompts_fill_steps() {
     assert!(tokens.len() == 3 && tokens.iter().all(|n| (33..64).contains(n)), "{tokens:?}");
     assert_eq!(steps, tokens.iter().sum::<usize>().div_ceil(64));
 }
+
+#[test]
+fn counters_say_what_prompts_share_and_priorities_which_comes_first() {
+    let model = model();
+    let mut scheduler = model.scheduler(2, 16).unwrap();
+    let estimate = scheduler.peak_memory_estimate().unwrap();
+    let long = ChatMessage::new(Role::System, "You are kind. ".repeat(20));
+    let messages = |text: &str| [long.clone(), ask(text).remove(0)].to_vec();
+    let begin = |scheduler: &mut Scheduler, text: &str| {
+        scheduler.begin(Prompt::Messages(messages(text)), &options(0)).unwrap()
+    };
+    // Each needs several steps of 16 tokens for its prompt alone: which of them is first ends first.
+    for priority in [0, 1] {
+        let texts = ["Hello!", "What does a cow say?"].map(|text| format!("{priority} {text}"));
+        let [first, second] = [&texts[0], &texts[1]].map(|text| {
+            // Other beginnings, so that none is shared.
+            let prompt =
+                vec![ChatMessage::new(Role::System, format!("{text} ").repeat(12)), ask(text).remove(0)];
+            scheduler.begin(Prompt::Messages(prompt), &options(0)).unwrap()
+        });
+        assert!(scheduler.set_priority(second, priority));
+        let mut started = Vec::new();
+        let mut events = |id, event: Event<'_>| {
+            if matches!(event, Event::Piece(_)) && !started.contains(&id) {
+                started.push(id);
+            }
+        };
+        while scheduler.step(&mut |_| true, &mut events).unwrap() {}
+        assert_eq!(started, if priority == 0 { [first, second] } else { [second, first] });
+        assert!(!scheduler.set_priority(second, 1));
+    }
+    let before = scheduler.prefix_cache_stats();
+    assert_eq!((before.prompts, before.kept, before.evicted), (4, 4, 0));
+    scheduler.set_cache_bytes(Some(0));
+    let before = scheduler.prefix_cache_stats();
+    assert_eq!((before.kept, before.evicted), (0, 4));
+    scheduler.set_cache_bytes(None);
+    let mut usage = (0, 0);
+    for text in ["Hello!", "And a dog?"] {
+        let id = begin(&mut scheduler, text);
+        let (_, end) = finish(&mut scheduler).remove(&id).unwrap();
+        usage = (usage.0 + end.usage.prompt_tokens as u64, usage.1 + end.usage.cached_tokens as u64);
+    }
+    let after = scheduler.prefix_cache_stats();
+    assert_eq!(after.prompts, 6);
+    assert_eq!(after.prompt_tokens - before.prompt_tokens, usage.0);
+    assert_eq!(after.reused_tokens - before.reused_tokens, usage.1);
+    assert!(after.hits > before.hits && usage.1 > 40, "{after:?}");
+    // The estimate counts full contexts, weights and a step.
+    let held = scheduler.cache_bytes() + model.weight_bytes();
+    assert!(estimate > held as u64, "{estimate} {held}");
+    let session = model.memory_plan(512).unwrap().session;
+    assert!(estimate >= (model.weight_bytes() + 2 * session) as u64);
+}

@@ -59,7 +59,7 @@ pub use options::{
 pub use rendering::{Renderer, Rendering};
 pub use reply::{CallBlocks, Reply, ReplyParser};
 pub use results::ToolResults;
-pub use scheduler::{Event, Prompt, ReplyId, Scheduler, SchedulerOptions};
+pub use scheduler::{Event, PrefixCacheStats, Prompt, ReplyId, Scheduler, SchedulerOptions};
 pub use template::{
     ChatEncoder, ChatOptions, Message, Role, Style, Template, ToolCall, encode, encode_next, render,
 };

@@ -19,6 +19,7 @@ use crate::generate::{Action, Detokenizer};
 use crate::sample::SparseLogits;
 use crate::session::{Feed, MAX_SEQUENCES, Session, run_batch};
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 
 /// Tokens that a prompt must have in common with one in progress, or on a device without pages with any, for their keys and
 /// values to be shared or copied.
@@ -66,6 +67,24 @@ pub enum Event<'e> {
     Failed(Error),
 }
 
+/// How much of the prompts was computed before, since the scheduler began or was [renewed](Scheduler::renew).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PrefixCacheStats {
+    /// Replies that began.
+    pub prompts: u64,
+    /// Those of them whose prompt began with tokens that were held.
+    pub hits: u64,
+    /// Tokens of all prompts.
+    pub prompt_tokens: u64,
+    /// Those of them that were held.
+    pub reused_tokens: u64,
+    /// Sessions of ended replies that were given up for others.
+    pub evicted: u64,
+    /// Sessions of ended replies that are kept.
+    pub kept: usize,
+}
+
 /// Several replies over one device. No input or output, as with [`Conversation`].
 pub struct Scheduler<D: Device> {
     device: D,
@@ -78,6 +97,7 @@ pub struct Scheduler<D: Device> {
     session_bytes: usize,
     /// Bytes of the recurrent state of one, which is in no page.
     state_bytes: usize,
+    stats: PrefixCacheStats,
 }
 
 /// The session of an ended reply.
@@ -94,6 +114,8 @@ struct Slot<D: Device> {
     reply: Option<(ReplyId, Session<D>)>,
     /// Number of the reply that it computed last.
     used: u64,
+    /// Of the reply in progress: prompts with higher ones are computed first.
+    priority: i32,
     readout: Readout,
     sparse: SparseLogits,
     /// What it computes in a step.
@@ -136,6 +158,7 @@ impl<D: Device> Scheduler<D> {
             begun: 0,
             session_bytes: 0,
             state_bytes: 0,
+            stats: PrefixCacheStats::default(),
         })
     }
 
@@ -144,6 +167,7 @@ impl<D: Device> Scheduler<D> {
         self.slots.clear();
         self.cache = PrefixCache::default();
         (self.session_bytes, self.state_bytes) = (0, 0);
+        self.stats = PrefixCacheStats::default();
         self.device = device;
     }
 
@@ -190,9 +214,29 @@ impl<D: Device> Scheduler<D> {
         while self.cache_bytes().saturating_add(more) > limit
             && let Some(ended) = self.cache.evict()
         {
+            self.stats.evicted += 1;
             last = (!has_pages).then_some(ended.session);
         }
         last
+    }
+
+    /// How much of the prompts was computed before.
+    pub fn prefix_cache_stats(&self) -> PrefixCacheStats {
+        PrefixCacheStats { kept: self.cache.len(), ..self.stats }
+    }
+
+    /// Upper bound of [`Scheduler::cache_bytes`]: what all replies take with full contexts, or more if
+    /// [`SchedulerOptions::cache_bytes`] lets ended ones stay. 0 before the first reply: the device says what a session takes.
+    pub fn peak_cache_bytes(&self) -> usize {
+        let replies = self.options.replies.saturating_mul(self.session_bytes);
+        self.options.cache_bytes.unwrap_or(replies).max(replies)
+    }
+
+    /// Sets the priority of a reply in progress, 0 unless set: where [`SchedulerOptions::prompt_tokens`] are not enough for all prompts, those of
+    /// replies with higher ones are computed first, and of equal ones those that began first. Returns whether it is in progress.
+    pub fn set_priority(&mut self, id: ReplyId, priority: i32) -> bool {
+        let slot = self.slots.iter_mut().find(|slot| slot.id() == Some(id));
+        slot.map(|slot| slot.priority = priority).is_some()
     }
 
     /// Token counts of a reply in progress.
@@ -245,8 +289,13 @@ impl<D: Device> Scheduler<D> {
             }
         }
         let id = ReplyId(next);
-        (slot.reply, slot.used, slot.readout) = (Some((id, session)), next, readout);
+        let Usage { prompt_tokens, cached_tokens, .. } = slot.conversation.usage();
+        (slot.reply, slot.used, slot.readout, slot.priority) = (Some((id, session)), next, readout, 0);
         self.begun = next;
+        self.stats.prompts += 1;
+        self.stats.hits += u64::from(cached_tokens > 0);
+        self.stats.prompt_tokens += prompt_tokens as u64;
+        self.stats.reused_tokens += cached_tokens as u64;
         Ok(id)
     }
 
@@ -378,8 +427,8 @@ impl<D: Device> Scheduler<D> {
     /// Chooses what the slots compute in a step.
     fn choose(&mut self, ready: &mut dyn FnMut(ReplyId) -> bool) -> Result<(), D::Error> {
         let mut room = self.options.prompt_tokens;
-        // Prompts in the order in which they came.
-        self.slots.sort_by_key(|slot| slot.used);
+        // Prompts in the order in which they came, those with higher priorities first.
+        self.slots.sort_by_key(|slot| (Reverse(slot.priority), slot.used));
         for slot in &mut self.slots {
             slot.tokens.clear();
             let Some((_, session)) = slot.reply.as_mut().filter(|(id, _)| ready(*id)) else { continue };
@@ -419,6 +468,7 @@ impl<D: Device> Slot<D> {
             conversation: Conversation::new(),
             reply: None,
             used: 0,
+            priority: 0,
             readout: Readout::Logits,
             sparse: SparseLogits::default(),
             tokens: Vec::new(),
