@@ -10,10 +10,12 @@ use crate::terminal::{self, round, short};
 use clap::Args;
 use cpu_time::ProcessTime;
 use serde_json::{Value, json};
+use shohin::core::chat::{Event, Prompt};
 use shohin::core::device::Readout;
 use shohin::core::model::program::TensorSpec;
-use shohin::{Activations, Model};
+use shohin::{Activations, Model, Scheduler, TurnOptions};
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Measure speed and memory
@@ -31,34 +33,51 @@ Examples:
   shohin bench bonsai-1.7b --prefill 64,512 --decode 64 --threads 4
   shohin bench bonsai-1.7b --prefill 0 --decode 32 --depth 4096
   shohin bench bonsai-1.7b --decode 0 --verify 4,8
+  shohin bench bonsai-1.7b --prefill 0 --decode 32 --batch 1,4,16
+  shohin bench bonsai-1.7b --profile --flame bonsai.svg
   shohin bench bonsai-1.7b --json > bench.json")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) bare: BareArgs,
     /// Prompt lengths in tokens
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,512", allow_negative_numbers = true, value_parser = whole::<usize>)]
-    prefill: Vec<usize>,
+    pub(crate) prefill: Vec<usize>,
     /// Reply lengths in tokens
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64", allow_negative_numbers = true, value_parser = whole::<usize>)]
-    decode: Vec<usize>,
+    pub(crate) decode: Vec<usize>,
     /// Numbers of tokens verified in one pass, as speculative decoding does: the most likely token after each
     #[arg(long, value_name = "N,N", value_delimiter = ',', allow_negative_numbers = true, value_parser = whole::<usize>)]
     verify: Vec<usize>,
+    /// Numbers of replies that are generated at once, of as many tokens as the longest of --decode: the weights are read once for all
+    #[arg(long, value_name = "N,N", value_delimiter = ',', allow_negative_numbers = true, value_parser = whole::<usize>)]
+    batch: Vec<usize>,
+    /// Show instead where the time of the longest of --prefill and of --decode goes, by operation and block
+    #[arg(long)]
+    profile: bool,
+    /// Write the profile as a flame graph (SVG)
+    #[arg(long, value_name = "FILE", requires = "profile")]
+    pub(crate) flame: Option<PathBuf>,
+    /// Replace the file of --flame if it exists
+    #[arg(short, long)]
+    pub(crate) force: bool,
     /// Tokens already in the context when decoding starts; they are assumed, not computed
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<usize>)]
-    depth: usize,
+    pub(crate) depth: usize,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), allow_negative_numbers = true)]
     repeat: u16,
     /// Print one JSON object
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
 struct Row {
     what: &'static str,
+    /// Replies at once.
+    sequences: usize,
+    /// Of all of them.
     tokens: usize,
     /// Seconds per repetition, in ascending order.
     seconds: Vec<f64>,
@@ -105,13 +124,18 @@ fn median(s: &[f64]) -> f64 {
 }
 
 pub(crate) fn bench(args: &BenchArgs) -> Result {
+    if args.profile {
+        return crate::profile::run(args);
+    }
     let model = &args.model;
     let depth = args.depth.max(1);
     let prefill = args.prefill.iter().map(|&n| ("prefill", n, n));
     let decode = args.decode.iter().map(|&n| ("decode", n, n.saturating_add(depth)));
     let verify = args.verify.iter().map(|&n| ("verify", n, n.saturating_add(depth)));
     let tests: Vec<_> = prefill.chain(decode).chain(verify).filter(|test| test.1 > 0).collect();
-    let context = tests.iter().map(|test| test.2).max().unwrap_or(1);
+    let reply = args.decode.iter().copied().max().unwrap_or(0);
+    let batched = if args.batch.is_empty() { 0 } else { depth.saturating_add(reply) };
+    let context = tests.iter().map(|test| test.2).max().unwrap_or(1).max(batched);
     let model = model.load_for(context)?;
     finish_caching(&model);
     let longest = model.config().max_context_length;
@@ -120,7 +144,10 @@ pub(crate) fn bench(args: &BenchArgs) -> Result {
             "a test needs {context} tokens, but this model holds at most {longest}"
         )));
     }
-    let rows = measure(args, &model, &tests, context)?;
+    let mut rows = measure(args, &model, &tests, context)?;
+    for &replies in args.batch.iter().filter(|replies| **replies > 0 && reply > 0) {
+        rows.push(measure_batch(args, &model, replies, reply)?);
+    }
     let peak_memory = peak_memory();
     let per_token = model.weights().bytes_per_token();
     let (per_prompt_token, all_int8) = macs_per_prompt_token(&model);
@@ -193,10 +220,51 @@ fn measure(
         seconds.sort_by(f64::total_cmp);
         cpu.sort_by(f64::total_cmp);
         let bytes = per_token as f64 + per_position * attended(depth + n / 2) as f64;
-        rows.push(Row { what, tokens: n, seconds, cpu, bytes });
+        rows.push(Row { what, sequences: 1, tokens: n, seconds, cpu, bytes });
     }
     bar.finish_and_clear();
     Ok(rows)
+}
+
+/// Generates `replies` replies of `reply` tokens at once.
+fn measure_batch(args: &BenchArgs, model: &Model, replies: usize, reply: usize) -> Result<Row> {
+    let vocab = model.config().vocab_size;
+    // No reply ends by itself.
+    let ends = (0..vocab as u32).filter(|id| model.tokenizer().is_end(*id)).map(|id| (id, f32::NEG_INFINITY));
+    let options =
+        TurnOptions { max_tokens: Some(reply), logit_bias: ends.collect(), ..TurnOptions::default() };
+    let (mut seconds, mut cpu, mut tokens) = (Vec::new(), Vec::new(), 0);
+    let bar = progress("measuring", "runs", args.repeat.into());
+    for _ in 0..args.repeat {
+        let mut scheduler = model.scheduler(replies, model.prompt_tokens(replies))?;
+        for at in 0..replies {
+            let prompt = (0..args.depth.max(1)).map(|i| ((at * 104_729 + i * 7919) % vocab) as u32);
+            scheduler.begin(Prompt::Tokens(prompt.collect()), &options)?;
+        }
+        let generated = |scheduler: &Scheduler| -> Vec<usize> {
+            let of = |id| scheduler.usage(id).map_or(0, |usage| usage.completion_tokens);
+            scheduler.replies().into_iter().map(of).collect()
+        };
+        // Prompts are no part of it.
+        while generated(&scheduler).contains(&0) && scheduler.step(&mut |_| true, &mut |_, _| ())? {}
+        let begun: usize = generated(&scheduler).iter().sum();
+        let (start, start_cpu) = (Instant::now(), ProcessTime::now());
+        let mut ended = 0;
+        let mut events = |_, event: Event<'_>| {
+            if let Event::End(finish) = event {
+                ended += finish.usage.completion_tokens;
+            }
+        };
+        while scheduler.step(&mut |_| true, &mut events)? {}
+        seconds.push(start.elapsed().as_secs_f64());
+        cpu.push(start_cpu.elapsed().as_secs_f64());
+        tokens = ended.saturating_sub(begun).max(1);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    seconds.sort_by(f64::total_cmp);
+    cpu.sort_by(f64::total_cmp);
+    Ok(Row { what: "batch", sequences: replies, tokens, seconds, cpu, bytes: 0.0 })
 }
 
 /// What was measured.
@@ -221,7 +289,7 @@ impl Report {
     fn share(&self, row: &Row) -> Option<f64> {
         match row.is_decode() {
             true => self.bound.map(|bound| row.bytes_per_second() / bound),
-            false if row.what == "verify" => None,
+            false if row.what == "verify" || row.what == "batch" => None,
             false => self.peak.map(|peak| row.median() * self.per_prompt_token / peak),
         }
     }
@@ -236,6 +304,9 @@ impl Report {
                 "seconds": row.seconds,
                 "cpu_seconds": row.cpu,
             });
+            if row.what == "batch" {
+                result["sequences"] = row.sequences.into();
+            }
             if row.is_decode() {
                 result["depth"] = self.depth.into();
                 result["gigabytes_per_second"] = round(row.bytes_per_second() / 1e9).into();
@@ -276,7 +347,7 @@ impl Report {
         for row in &self.rows {
             let (median, best) = (row.median(), row.best());
             lines.push(vec![
-                row.what.into(),
+                if row.what == "batch" { format!("batch of {}", row.sequences) } else { row.what.into() },
                 row.tokens.to_string(),
                 short(median),
                 short(best),
@@ -339,8 +410,14 @@ mod tests {
 
     #[test]
     fn less_processor_time_than_a_thread_has_means_waiting() {
-        let row =
-            |cpu: f64| Row { what: "decode", tokens: 4, seconds: vec![1.0], cpu: vec![cpu], bytes: 0.0 };
+        let row = |cpu: f64| Row {
+            what: "decode",
+            sequences: 1,
+            tokens: 4,
+            seconds: vec![1.0],
+            cpu: vec![cpu],
+            bytes: 0.0,
+        };
         assert_eq!([0.5, 0.9, 1.8].map(|cpu| row(cpu).has_waited()), [true, false, false]);
     }
 }

@@ -30,6 +30,8 @@ mod model;
 mod nearest;
 #[cfg(not(target_os = "wasi"))]
 mod peak_compute;
+#[cfg(not(target_os = "wasi"))]
+mod profile;
 mod progress;
 #[cfg(not(target_os = "wasi"))]
 mod prune;

@@ -1776,6 +1776,77 @@ fn bench_measures() {
     assert!(fails(&["bench", "--decode", "4", "--depth", "100000"]).contains("a test needs 100004 tokens"));
 }
 
+#[test]
+fn bench_measures_batches_and_where_the_time_goes() {
+    let args = ["bench", "--prefill", "0", "--decode", "4", "--batch", "1,3", "--repeat", "1", "--json"];
+    let report = json(&args);
+    let results = report["results"].as_array().unwrap();
+    assert_eq!(results.len(), 3);
+    for (result, replies) in results[1..].iter().zip([1, 3]) {
+        assert_eq!((&result["test"], &result["sequences"]), (&to_json!("batch"), &to_json!(replies)));
+        // The first tokens of the replies come with their prompts.
+        assert_eq!(result["tokens"], 3 * replies);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("flame.svg").display().to_string();
+    let args = ["bench", "--profile", "--prefill", "80", "--decode", "4", "--flame", &svg];
+    let report = json(&with(&args, &["--json"]));
+    let layers = json(&["inspect", "--json"])["layers"].as_u64();
+    for (name, tokens, calls) in [("prefill", 80, 2), ("decode", 4, 4)] {
+        let profile = &report["profiles"][name];
+        assert_eq!(profile["tokens"], tokens);
+        let operations = profile["operations"].as_array().unwrap();
+        let attention: Vec<_> = operations.iter().filter(|op| op["name"] == "attention").collect();
+        assert!(attention.iter().all(|op| op["calls"] == calls && op["rows"] == tokens), "{attention:?}");
+        assert!(layers.is_none_or(|layers| attention.len() as u64 == layers));
+        let sum: f64 = operations.iter().map(|op| op["seconds"].as_f64().unwrap()).sum();
+        assert!((sum - profile["seconds"].as_f64().unwrap()).abs() < 1e-9);
+    }
+    let drawn = std::fs::read_to_string(&svg).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("attention") && drawn.contains("block 1"));
+    assert!(misuse(&args).contains("it exists already"));
+    let text = ok(&with(&args, &["--force"]));
+    assert!(text.contains("decode of 4 tokens") && text.contains("the longest, block"), "{text}");
+    let depths = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-depths.gguf");
+    let depths = depths.display().to_string();
+    let text = ok(&["bench", "-m", &depths, "--profile", "--prefill", "20", "--decode", "0"]);
+    assert!(text.contains("took part in blocks that they may skip: 0: "), "{text}");
+}
+
+#[test]
+fn eval_compares_caches_and_attention() {
+    let text = "Once upon a time, there was a little fox. She liked to play with a red ball. ".repeat(3);
+    let file = temporary("compared.txt", &text);
+    let shape = ["--window", "40", "--stride", "20", "--act", "f32"];
+    let report = json(&with(&["eval", &file, "--compare", "caches", "--json"], &shape));
+    let variants = report["variants"].as_array().unwrap();
+    let of = |variant: &Value, key: &str| variant[key].as_f64().unwrap();
+    assert_eq!(variants.len(), shohin_core::KvFormat::ALL.len());
+    assert_eq!((&variants[0]["name"], of(&variants[0], "logits_error")), (&to_json!("f32"), 0.0));
+    let find = |name: &str| variants.iter().find(|variant| variant["name"] == *name).unwrap();
+    for name in ["f32", "q4"] {
+        // As alone, with this cache.
+        let variant = find(name);
+        let alone = json(&with(&["eval", &file, "--kv", name, "--json"], &shape));
+        assert!((of(variant, "perplexity") / of(&alone, "perplexity") - 1.0).abs() < 1e-9, "{name}");
+        assert_eq!(report["scored_tokens"], alone["scored_tokens"]);
+    }
+    assert!(of(find("f16"), "logits_error") < of(find("q8"), "logits_error"));
+    assert!(of(find("q8"), "logits_error") < of(find("q4"), "logits_error"));
+    assert!(of(find("f16"), "cache_bytes") < of(find("f32"), "cache_bytes"));
+    let with_pattern = |pattern| {
+        let args = ["eval", &file, "--compare", "attention", "--attention", pattern, "--json"];
+        json(&with(&args, &shape))["variants"][1].clone()
+    };
+    // A window that is as long as all others sees the same; a short one reads less.
+    let (all, few) = (with_pattern("window:40"), with_pattern("window:8:2"));
+    assert_eq!((of(&all, "logits_error"), of(&all, "divergence")), (0.0, 0.0));
+    assert!(of(&few, "logits_error") > 0.0 && of(&few, "divergence") > 0.0);
+    assert!(of(&few, "read_per_token") < 0.5 * of(&all, "read_per_token"));
+    assert!(misuse(&["eval", &file, "--compare", "attention"]).contains("expected --attention"));
+    assert!(ok(&["eval", &file, "--compare", "caches", "--limit", "9"]).contains("8 tokens in windows"));
+}
+
 // ---- errors
 
 #[test]

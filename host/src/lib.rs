@@ -70,6 +70,8 @@ pub mod memory;
 mod metal;
 mod model;
 mod plan;
+#[cfg(feature = "profile")]
+pub mod profile;
 mod reader;
 pub mod rerank;
 pub mod scheduler;
@@ -95,6 +97,8 @@ pub use error::{Error, FileError, Result};
 pub use file::ModelFile;
 pub use lora::Adapter;
 pub use model::Model;
+#[cfg(feature = "profile")]
+pub use profile::Profile;
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;
 #[cfg(feature = "convert")]

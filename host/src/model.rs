@@ -230,6 +230,25 @@ impl Model {
         self.open(context, LOGIT_ROWS)
     }
 
+    /// As [`Model::sequence`], with another format of the cache or another attention than the model was loaded with.
+    ///
+    /// # Errors
+    /// As [`Model::sequence`]; if the device does not support them.
+    pub fn sequence_with(&self, options: &SessionOptions) -> Result<Sequence> {
+        self.check_context(options.context)?;
+        let device = CpuOptions { context: options.context, logit_rows: LOGIT_ROWS, ..self.0.options };
+        self.0.device.sequence(&device, options)
+    }
+
+    /// Bytes of the keys and values of such a sequence on the CPU.
+    ///
+    /// # Errors
+    /// As [`Model::memory_plan`].
+    pub fn cache_bytes_with(&self, options: &SessionOptions) -> Result<usize> {
+        let device = CpuOptions { context: options.context, ..self.0.options };
+        Ok(self.0.cpu.memory_plan(&device, options)?.kv)
+    }
+
     /// As [`Model::sequence`], for measurements with [`Sequence::set_len`]: all of the cache's memory is
     /// resident and holds small equal numbers. Untouched memory would be a single page of zeros.
     ///

@@ -17,8 +17,13 @@ pub(crate) fn run(m: &Machine, check: bool) -> Result<()> {
     let tools = m.target.join("suite");
     let mut changed = Vec::new();
     // The optional parts that are the library's own.
-    let packages =
-        [(CORE, ""), (FILES, ""), (CONVERT, ""), (TRAIN, ""), (HOST, "--features convert,hub,stream,train")];
+    let packages = [
+        (CORE, ""),
+        (FILES, ""),
+        (CONVERT, ""),
+        (TRAIN, ""),
+        (HOST, "--features convert,hub,profile,stream,train"),
+    ];
     for (package, features) in packages {
         let doc = m.cargo().args("rustdoc --quiet --profile suite --lib").packages(&[package]).args(features);
         let doc = doc.env("RUSTDOC", tools.join("shohin-rustdoc"));

@@ -8,6 +8,8 @@ use super::op::{
     select,
 };
 use super::scratch::{CurrentRows, Scratch};
+#[cfg(feature = "taps")]
+use super::tap::Moment;
 use crate::error::{Error, Result};
 use crate::model::program::Op;
 use crate::model::weights::ModelBytes;
@@ -36,10 +38,19 @@ pub(super) fn body<B: ModelBytes>(
             if context.weights.paging().is_some() {
                 announce(context, i, rows, scratch);
             }
+            #[cfg(feature = "taps")]
+            if let Some(tap) = context.tap {
+                tap.moment(Moment::Operation(i), scratch.current.taking_part.unwrap_or(rows.len()));
+            }
             run(context, op, rows, caches, scratch)
         }
         (_, Some(0)) => Ok(()),
-    })
+    })?;
+    #[cfg(feature = "taps")]
+    if let Some(tap) = context.tap {
+        tap.moment(Moment::End, rows.len());
+    }
+    Ok(())
 }
 
 /// Ends what [`body`] began for the same rows.

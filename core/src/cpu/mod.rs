@@ -41,5 +41,5 @@ pub use expand_file::{Expansion, expand_file, expansion};
 pub use isa::{Fused, Isa};
 pub use options::{CpuOptions, MemoryPlan};
 #[cfg(feature = "taps")]
-pub use tap::{Product, Tap};
+pub use tap::{Moment, Product, Tap};
 pub use weights::CpuWeights;

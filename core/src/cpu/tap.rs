@@ -22,4 +22,20 @@ pub struct Product<'p> {
 pub trait Tap: Send + Sync {
     /// `product` was computed. Products of a batch come in the order of the program, from one thread.
     fn product(&self, product: &Product<'_>);
+
+    /// `moment` came, in a batch of which `rows` rows take part in it. From the same thread.
+    fn moment(&self, moment: Moment, rows: usize) {
+        let _ = (moment, rows);
+    }
+}
+
+/// What begins in a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// This operation of [`Program::body`](crate::model::program::Program::body).
+    Operation(usize),
+    /// What follows the body for the rows that are read out: the last norm and the product with the vocabulary.
+    Head,
+    /// Nothing of the pass: the body or the head has ended.
+    End,
 }

@@ -13,6 +13,8 @@ use super::rmsnorm;
 use crate::cpu::context::Context;
 use crate::cpu::repack::PANEL_ROWS;
 use crate::cpu::scratch::Scratch;
+#[cfg(feature = "taps")]
+use crate::cpu::tap::Moment;
 use crate::cpu::weights::Operand;
 use crate::device::{Output, Readout, Sink};
 use crate::error::{Error, Name, Result};
@@ -47,6 +49,10 @@ pub(in crate::cpu) fn read_out<B: ModelBytes>(
     }
     if context.weights.paging().is_some() {
         scratch.products.window.announce(None);
+    }
+    #[cfg(feature = "taps")]
+    if let Some(tap) = context.tap {
+        tap.moment(Moment::Head, n);
     }
     for op in &program.head {
         match *op {
@@ -99,6 +105,10 @@ pub(in crate::cpu) fn read_out<B: ModelBytes>(
                 }
             }
         }
+    }
+    #[cfg(feature = "taps")]
+    if let Some(tap) = context.tap {
+        tap.moment(Moment::End, n);
     }
     Ok(())
 }
