@@ -13,9 +13,10 @@ use std::path::PathBuf;
 
 /// Move ranges of activations into weights (SmoothQuant)
 ///
-/// Both fit into 8 or 4 bits better then. A factor for each channel, max |x|^alpha / max |w|^(1 - alpha), divides the weights of a norm, or the rows of the matrix that
-/// computes the channel, and multiplies the columns of the matrices that read it. What the model computes stays the same, but for
-/// rounding. STATS is what `shohin calibrate --out` writes for this model. `shohin quantize` then makes the file that is to run.
+/// Both fit into 8 or 4 bits better then. A factor for each channel, max |x|^alpha / max |w|^(1 - alpha), divides the weights of a
+/// norm, or the rows of the matrix that computes the channel, and multiplies the columns of the matrices that read it. What the model
+/// computes stays the same, but for rounding. STATS is what `shohin calibrate --out` writes for this model. `shohin quantize` then
+/// makes the file that is to run.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
