@@ -5,6 +5,7 @@ use crate::bandwidth::bandwidth;
 use crate::error::{CliError, Result};
 use crate::model::{BareArgs, ModelArgs, activations, finish_caching, settings, weights};
 use crate::peak_compute::peak_int8;
+use crate::profile;
 use crate::progress::progress;
 use crate::terminal::{self, round, short};
 use clap::Args;
@@ -41,10 +42,10 @@ pub(crate) struct BenchArgs {
     pub(crate) bare: BareArgs,
     /// Prompt lengths in tokens
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,512", allow_negative_numbers = true, value_parser = whole::<usize>)]
-    pub(crate) prefill: Vec<usize>,
+    prefill: Vec<usize>,
     /// Reply lengths in tokens
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64", allow_negative_numbers = true, value_parser = whole::<usize>)]
-    pub(crate) decode: Vec<usize>,
+    decode: Vec<usize>,
     /// Numbers of tokens verified in one pass, as speculative decoding does: the most likely token after each
     #[arg(long, value_name = "N,N", value_delimiter = ',', allow_negative_numbers = true, value_parser = whole::<usize>)]
     verify: Vec<usize>,
@@ -56,19 +57,19 @@ pub(crate) struct BenchArgs {
     profile: bool,
     /// Write the profile as a flame graph (SVG)
     #[arg(long, value_name = "FILE", requires = "profile")]
-    pub(crate) flame: Option<PathBuf>,
+    flame: Option<PathBuf>,
     /// Replace the file of --flame if it exists
     #[arg(short, long)]
-    pub(crate) force: bool,
+    force: bool,
     /// Tokens already in the context when decoding starts; they are assumed, not computed
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<usize>)]
-    pub(crate) depth: usize,
+    depth: usize,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), allow_negative_numbers = true)]
     repeat: u16,
     /// Print one JSON object
     #[arg(long)]
-    pub(crate) json: bool,
+    json: bool,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
@@ -125,7 +126,15 @@ fn median(s: &[f64]) -> f64 {
 
 pub(crate) fn bench(args: &BenchArgs) -> Result {
     if args.profile {
-        return crate::profile::run(args);
+        return profile::run(&profile::Run {
+            model: &args.model,
+            prefill: &args.prefill,
+            decode: &args.decode,
+            depth: args.depth,
+            flame: args.flame.as_deref(),
+            force: args.force,
+            json: args.json,
+        });
     }
     let model = &args.model;
     let depth = args.depth.max(1);

@@ -1,9 +1,8 @@
 //! `shohin bench --profile`: where the time of a forward pass goes.
 
-use crate::bench::BenchArgs;
 use crate::convert::check_new;
 use crate::error::{CliError, Result};
-use crate::model::settings;
+use crate::model::{ModelArgs, settings};
 use crate::terminal;
 use plotters::prelude::{Color, HSLColor, IntoDrawingArea, IntoFont, Rectangle, SVGBackend, Text, WHITE};
 use serde_json::{Value, json};
@@ -16,13 +15,27 @@ use std::path::Path;
 /// Tokens of a batch of a prompt.
 const BATCH: usize = 64;
 
-pub(crate) fn run(args: &BenchArgs) -> Result {
-    if let Some(path) = &args.flame {
+/// What is profiled.
+pub(crate) struct Run<'a> {
+    pub(crate) model: &'a ModelArgs,
+    /// Lengths of prompts and of replies, of which the longest count.
+    pub(crate) prefill: &'a [usize],
+    pub(crate) decode: &'a [usize],
+    /// Tokens before a reply.
+    pub(crate) depth: usize,
+    /// The flame graph to write, and whether it may replace a file.
+    pub(crate) flame: Option<&'a Path>,
+    pub(crate) force: bool,
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(args: &Run<'_>) -> Result {
+    if let Some(path) = args.flame {
         check_new(path, args.force)?;
     }
     let depth = args.depth.max(1);
     let longest = |of: &[usize]| of.iter().copied().max().unwrap_or(0);
-    let (prefill, decode) = (longest(&args.prefill), longest(&args.decode));
+    let (prefill, decode) = (longest(args.prefill), longest(args.decode));
     if prefill == 0 && decode == 0 {
         return Err(CliError::usage(
             "--profile: expected a length of --prefill or of --decode that is not 0",
@@ -48,7 +61,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result {
     if decode > 0 {
         profiles.push(("decode", model.profile(&tokens[..depth + decode], depth, 1)?));
     }
-    if let Some(path) = &args.flame {
+    if let Some(path) = args.flame {
         flame(path, &model, &profiles)?;
     }
     let mut out = io::stdout().lock();
