@@ -386,6 +386,22 @@ fn conversations_of_2507_are_rendered_as_their_templates_say() {
     assert_eq!(chat::render(&said, &options), chat::render(&said, &PLAIN));
 }
 
+/// The texts that the scripts in `models/train` write, with the template that they give a model.
+#[test]
+fn chats_with_functions_are_rendered_as_they_are_trained() {
+    let fixture: Value = serde_json::from_slice(&fixture("function_chats.json")).unwrap();
+    with_tokenizer(|tokenizer| {
+        let template = Template::detect(fixture["chat_template"].as_str(), tokenizer);
+        assert_eq!(template, Template::QWEN3_INSTRUCT);
+        for case in fixture["chats"].as_array().unwrap() {
+            Owned::read(case).with(|messages, options| {
+                let options = ChatOptions { template, ..*options };
+                assert_eq!(chat::render(messages, &options).unwrap(), case["text"].as_str().unwrap());
+            });
+        }
+    });
+}
+
 #[test]
 fn smollm2_conversations_are_rendered_as_transformers_does() {
     let fixture: Value = serde_json::from_slice(&fixture("smollm2_chat.json")).unwrap();

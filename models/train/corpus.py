@@ -1,14 +1,7 @@
-"""Seeded generator of the training text: children's stories, ChatML chats and a copying curriculum.
+"""The small world of the models: children's stories, ChatML chats and a copying curriculum.
 
-Everything is written by the templates in this file, so the text (and what is trained on it) has no
-other source. The same seed gives the same bytes.
-
-    python corpus.py --seed 1 --megabytes 80 --out train.txt            # plain mix
-    python corpus.py --seed 2 --megabytes 2  --out valid.txt            # held out
-    python corpus.py --seed 3 --megabytes 12 --out copy.txt --mix copy  # copying curriculum only
-    python corpus.py --seed 4 --megabytes 12 --out drill.txt --mix drill  # questions that need practice only
-
-Documents end with `<|endoftext|>` and a newline that is not part of the document.
+Everything is written by the templates in this file and in `wording.py`, so the text (and what is trained on it) has no
+other source. `documents.py` writes texts of it.
 
 The small world: greetings, names, arithmetic up to 20, counting, opposites, animals, colours, days,
 months, spelling, categories, comparisons, reading, jokes, feelings, stories. Everything else is
@@ -17,25 +10,14 @@ answered with "I do not know that."
 
 from __future__ import annotations
 
-import argparse
-import random
 import re
 from typing import Callable, NamedTuple
 
+from wording import Rng, reworded, say
+
 END = "<|endoftext|>"
-Rng = random.Random
 
 # --------------------------------------------------------------------------- text helpers
-
-_ALT = re.compile(r"\[([^\[\]]*)\]")
-
-
-def say(r: Rng, template: str, **kw: str) -> str:
-    """Expands [a|b|c] (nested, innermost first) with `r`, then fills {fields}."""
-    while "[" in template:
-        template = _ALT.sub(lambda m: r.choice(m.group(1).split("|")), template)
-    return template.format(**kw) if kw else template
-
 
 def an(noun: str) -> str:
     return ("an " if noun[0] in "aeiouAEIOU" and not noun.startswith("uni") else "a ") + noun
@@ -463,21 +445,41 @@ PLOTS: list[Callable] = [_lost, _seed, _broken, _share, _truth, _fear, _friend, 
 HUMAN = {"girl", "boy"}
 
 
+def is_she(pet: str) -> bool:
+    """A pet's name says whether it is a she."""
+    return PETS.index(pet) % 2 == 1
+
+
+def partners(kind: str) -> list[str]:
+    """The usual helpers of a hero: a greedy decoder, to whom all are equally likely, would name the hero again."""
+    i = KINDS.index(kind) if kind in KINDS else len(kind)
+    return [KINDS[(i + step) % len(KINDS)] for step in (5, 12)]
+
+
+def helper_name(kind: str, hero: str) -> str:
+    """The usual name of a helper of this kind."""
+    i = KINDS.index(kind) if kind in KINDS else len(kind)
+    name = PETS[i % len(PETS)]
+    return name if name != hero else PETS[(i + 7) % len(PETS)]
+
+
 def story(r: Rng, kind: str | None = None, name: str | None = None, objects: tuple[str, ...] | None = None,
           girl: bool | None = None, helper: str | None = None, plot: Callable | None = None) -> Story:
     if kind is None:
         kind = r.choice(["girl", "boy"]) if r.random() < 0.35 else (rare(r) if r.random() < 0.06 else r.choice(KINDS))
+    if name is None and kind not in HUMAN:
+        name = cap(made_up(r)) if r.random() < 0.15 else r.choice(PETS)
     if girl is None:
-        girl = kind == "girl" or (kind != "boy" and r.random() < 0.5)
+        girl = kind == "girl" or (kind != "boy" and (is_she(name) if name in PETS else r.random() < 0.5))
     if name is None:
-        name = person(r, girl) if kind in HUMAN else (cap(made_up(r)) if r.random() < 0.12 else r.choice(PETS))
-    hkind = helper or r.choice([k for k in KINDS if k != kind])
-    hgirl = r.random() < 0.5
-    hname = name
+        name = person(r, girl)
+    hkind = helper or (r.choice(partners(kind)) if r.random() < 0.75 else r.choice([k for k in KINDS if k != kind]))
+    hname = helper_name(hkind, name) if r.random() < 0.8 else name
     while hname == name:
-        hname = cap(made_up(r)) if r.random() < 0.1 else r.choice(PETS)
+        hname = cap(made_up(r)) if r.random() < 0.3 else r.choice(PETS)
+    hgirl = is_she(hname) if hname in PETS else r.random() < 0.5
     if objects is None:
-        objects = (r.choice(OBJECTS),) if r.random() < 0.7 else tuple(r.sample(OBJECTS, 2))
+        objects = (r.choice(OBJECTS),) if r.random() < 0.6 else tuple(r.sample(OBJECTS, 2))
     obj, obj2 = objects[0], (objects[1] if len(objects) > 1 else "")
     color = r.choice(COLORS)
     f = dict(N=name, kind=kind, he="she" if girl else "he", him="her" if girl else "him", his="her" if girl else "his",
@@ -1115,7 +1117,7 @@ def t_story(r):
     elif m < 0.7:
         k = (rare(r) if r.random() < 0.1 else r.choice(KINDS)) if r.random() < 0.8 else ("girl" if girl else "boy")
         o = made_up(r) if r.random() < 0.08 else r.choice(OBJECTS)
-        if r.random() < 0.3:
+        if r.random() < 0.5:
             o2 = r.choice([x for x in OBJECTS if x != o])
             s, what = story(r, kind=k, girl=girl, objects=(o, o2)), f"{an(k)}, {an(o)} and {an(o2)}"
         else:
@@ -1158,7 +1160,13 @@ for _w, _ in TOPICS.values():
 
 def pick(r: Rng, name: str | None = None) -> Turn:
     name = name or r.choices(_NAMES, cum_weights=_CUM)[0]
-    return TOPICS[name][1](r)._replace(topic=name)
+    return other_words(r, TOPICS[name][1](r)._replace(topic=name))
+
+
+def other_words(r: Rng, t: Turn) -> Turn:
+    """Now and then the question in other words, where there are some."""
+    user = reworded(r, t.topic, t.user) if r.random() < 0.45 else None
+    return t._replace(user=user) if user else t
 
 
 def casual(r: Rng, q: str) -> str:
@@ -1218,7 +1226,8 @@ def about_user(r: Rng, key: str | None = None):
     else:
         v = plural(r.choice("apple banana pear carrot cookie cherry peach noodle pancake strawberry potato".split()))
     V = cap(v)
-    return k, Turn(r.choice(told).format(v=v), r.choice(ack).format(v=v, V=V), v), Turn(r.choice(asked), rec.format(v=v), v, "recall " + k)
+    question = other_words(r, Turn(r.choice(asked), rec.format(v=v), v, "recall " + k))
+    return k, Turn(r.choice(told).format(v=v), r.choice(ack).format(v=v, V=V), v), question
 
 
 NOT_TOLD = {"name": "I do not know your name yet. What is your name?", "dog": "I do not know your dog. What is it called?",
@@ -1422,20 +1431,6 @@ def drill_doc(r: Rng) -> str:
     return chatml([m for t in turns for m in (("user", casual(r, t.user)), ("assistant", t.answer))])
 
 
-def documents(seed: int, mix: str = "plain"):
-    r = random.Random(seed)
-    while True:
-        x = r.random()
-        if mix == "copy":
-            yield copy_doc(r)
-        elif mix == "drill":
-            yield drill_doc(r)
-        elif mix == "story":
-            yield story(r).text
-        else:                       # stories are about four times as long as chats
-            yield story(r).text if x < 0.10 else (copy_doc(r) if x < 0.15 else chat(r))
-
-
 # --------------------------------------------------------------------------- exam
 
 # Asked in words that no template above has.
@@ -1458,12 +1453,12 @@ class Question(NamedTuple):
 
 def exam(seed: int, per_topic: int) -> list[Question]:
     """Questions with a known answer, from a seed that training does not use."""
-    r = random.Random(seed)
+    r = Rng(seed)
     out: list[Question] = []
     for name in TOPICS:
         seen: set[str] = set()
         for _ in range(per_topic * 8):
-            t = pick(r, name)
+            t = TOPICS[name][1](r)._replace(topic=name)
             if t.key and t.key != "?|!|." and name != "story" and t.user not in seen and len(seen) < per_topic:
                 seen.add(t.user)
                 out.append(Question(name, [("user", t.user)], t.key, t.answer))
@@ -1483,26 +1478,20 @@ def exam(seed: int, per_topic: int) -> list[Question]:
     return out
 
 
+def reworded_exam(seed: int, per_topic: int) -> list[Question]:
+    """Questions of the topics that have wordings of their own for the exam, in these."""
+    r = Rng(seed)
+    out: list[Question] = []
+    for name in TOPICS:
+        seen: set[str] = set()
+        for _ in range(per_topic * 60):
+            t = TOPICS[name][1](r)
+            user = reworded(r, name, t.user, held=True) if t.key and t.key != "?|!|." else None
+            if user and user not in seen and len(seen) < per_topic:
+                seen.add(user)
+                out.append(Question(name, [("user", user)], t.key or "", t.answer))
+    return out
+
+
 def right(answer: str, key: str) -> bool:
     return re.search(r"(?<![\w-])" + re.escape(key.lower()) + r"(?![\w])", answer.lower()) is not None
-
-
-def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--megabytes", type=float, default=1.0)
-    p.add_argument("--mix", choices=("plain", "copy", "drill", "story"), default="plain")
-    p.add_argument("--out", required=True)
-    a = p.parse_args()
-    size, limit = 0, int(a.megabytes * 1e6)
-    with open(a.out, "w", encoding="utf-8") as f:
-        for d in documents(a.seed, a.mix):
-            d += END + "\n"
-            f.write(d)
-            size += len(d)
-            if size >= limit:
-                break
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ import argparse
 import json
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 import container as gg
 import corpus
@@ -38,12 +38,8 @@ def load(path: str) -> tuple[Model, Tokenizer, dict]:
                eps=q("attention.layer_norm_rms_epsilon"))
     m = Model(c, "f32")
     m.load_state_dict({k.removesuffix(".weight"): torch.tensor(w) for k, (_, w) in tensors.items()})
-    tok = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(meta["tokenizer.ggml.tokens"])},
-                               merges=[tuple(x.split(" ")) for x in meta["tokenizer.ggml.merges"]]))
-    tok.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(tk.QWEN2), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tok.decoder = decoders.ByteLevel()
-    tok.add_special_tokens(tk.SPECIAL)
+    tok = tk.of_gguf(meta)
+    tk.add_special(tok, [t for t in tk.CALLS if t in meta["tokenizer.ggml.tokens"]])
     return m.eval(), tok, meta
 
 
