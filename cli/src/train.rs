@@ -73,8 +73,8 @@ struct DataArgs {
     /// Learn token ids: whole numbers of 32 bits, little-endian, one after another
     #[arg(long, value_name = "FILE", group = "data")]
     tokens: Option<PathBuf>,
-    /// How much what is not a reply counts in the loss: all of --chats but the replies [default: 0]; what users say in the
-    /// ChatML of --text [default: 1]
+    /// How much what is not a reply counts in the loss: all of --chats but the replies [default: 0]; what the system and users
+    /// say in the ChatML of --text [default: 1]
     #[arg(long, value_name = "WEIGHT", conflicts_with = "tokens", value_parser = not_negative)]
     prompt_weight: Option<f64>,
     /// Measure the loss of this file, of the same kind, before and after training, too

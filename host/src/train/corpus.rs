@@ -23,7 +23,8 @@ pub struct Corpus {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CorpusOptions {
     /// How much predicting what is not a reply counts in the loss, beside 1 for the rest: 1 for a text and 0 for conversations
-    /// unless set. In a text, that is what the user says in ChatML's form: from `<|im_start|>user` to the next `<|im_start|>`.
+    /// unless set. In a text, that is what the system and the user say in ChatML's form, results of tools among it: from
+    /// `<|im_start|>` to the next one, unless it is followed by `assistant`.
     pub prompt_weight: Option<f32>,
     /// The control token between documents of a text, if the model has it.
     pub separator: String,
@@ -66,11 +67,12 @@ impl Corpus {
             let Some(start) = one("<|im_start|>") else {
                 return Err(wrong(None, "a weight of prompts in a text needs a model with <|im_start|>"));
             };
-            let user = model.tokenize_with("user", Special::Text)[0];
+            let reply = model.tokenize_with("assistant", Special::Text);
             let mut counts = 1.0;
             for (i, id) in tokens.iter().enumerate() {
                 if *id == start {
-                    counts = if tokens.get(i + 1) == Some(&user) { weight } else { 1.0 };
+                    let is_reply = tokens.get(i + 1..).is_some_and(|rest| rest.starts_with(&reply));
+                    counts = if is_reply { 1.0 } else { weight };
                 } else if Some(*id) == separator {
                     counts = 1.0;
                 }
