@@ -122,7 +122,7 @@ fn replies_are_learned() {
     };
     assert_eq!(answer("What is the code of the door?").trim(), "The code is four two.");
     assert_eq!(answer("Where do I live?").trim(), "You live in the old mill.");
-    place.fails("train --chats story.txt --out x.gguf", 1, "line 1: expected value");
+    place.fails("train --chats story.txt --out x.gguf", 1, "line 1: JSON at byte 0 is 'M', expected a value");
     place.write("user.jsonl", r#"{"messages": [{"role": "user", "content": "a"}]}"#);
     place.fails("train --chats user.jsonl --out x.gguf", 1, "line 1");
     place.write("role.jsonl", r#"{"messages": [{"role": "robot", "content": "a"}]}"#);

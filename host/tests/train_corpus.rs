@@ -3,7 +3,7 @@
 
 use shohin::Model;
 use shohin::core::tokenizer::Special;
-use shohin::train::{Corpus, CorpusOptions};
+use shohin::train::{Corpus, CorpusOptions, Example};
 use std::path::Path;
 
 /// Everything but replies counts as prompts do: what the system and users say, results of tools, and what begins messages.
@@ -27,4 +27,23 @@ fn prompts_in_texts_count_as_much_as_is_said() {
     assert_eq!(count(1.0), ids(&learned));
     let prompts = [before.strip_prefix("A text.<|endoftext|>").unwrap(), again].concat();
     assert_eq!(count(0.25), ids(&prompts));
+}
+
+/// A model is given descriptions of functions as they are written: learned with another order of keys, they would be others.
+#[test]
+fn descriptions_of_functions_are_learned_as_they_are_written() {
+    let tool = r#"{"type": "function", "function": {"name": "now", "description": "Tells the time.", "parameters": {}}}"#;
+    let messages = r#"[{"role": "user", "content": "When?"}, {"role": "assistant", "content": "Now."}]"#;
+    let example = Example::parse(&format!(r#"{{"messages": {messages}, "tools": [{tool}]}}"#)).unwrap();
+    assert_eq!(example.tools, [tool]);
+    for (line, problem) in [
+        (r#"{"tools": []}"#, "\"messages\""),
+        ("[]", "\"messages\""),
+        (r#"{"messages": [], "tool": []}"#, "unknown field \"tool\""),
+        (r#"{"messages": [], "tools": {}}"#, "expected an array in \"tools\""),
+        (r#"{"messages": ["#, "JSON"),
+    ] {
+        let error = Example::parse(line).unwrap_err();
+        assert!(error.contains(problem), "{error}");
+    }
 }

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::model::Model;
 use shohin_core::chat::ChatMessage;
 use shohin_core::chat::openai::parse_messages;
+use shohin_core::json::Value;
 use shohin_core::tokenizer::Special;
 use shohin_train::data::{BatchSize, Cursor, Data, Rows};
 use std::ops::Range;
@@ -229,17 +230,22 @@ impl Example {
     /// # Errors
     /// What is wrong with it.
     pub fn parse(text: &str) -> std::result::Result<Example, String> {
-        let value: serde_json::Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        let object = value.as_object().ok_or("expected a JSON object with \"messages\"")?;
-        if let Some(other) = object.keys().find(|key| !["messages", "tools"].contains(&key.as_str())) {
+        // What is read as it was written keeps the order of the keys, in which a model is given them.
+        let value = Value::parse(text).map_err(|error| error.to_string())?;
+        let members = value.members().ok_or("expected a JSON object with \"messages\"")?;
+        if let Some((other, _)) =
+            members.iter().find(|(key, _)| !["messages", "tools"].contains(&key.as_str()))
+        {
             return Err(format!("unknown field \"{other}\", expected \"messages\" and \"tools\""));
         }
-        let messages = object.get("messages").ok_or("expected a JSON object with \"messages\"")?;
-        let messages = parse_messages(&messages.to_string()).map_err(|error| error.to_string())?;
-        let tools = match object.get("tools") {
+        let messages = value.get("messages").ok_or("expected a JSON object with \"messages\"")?;
+        let messages = parse_messages(messages.text()).map_err(|error| error.to_string())?;
+        let tools = match value.get("tools") {
             None => Vec::new(),
-            Some(serde_json::Value::Array(tools)) => tools.iter().map(ToString::to_string).collect(),
-            Some(_) => return Err("expected an array in \"tools\"".into()),
+            Some(tools) => {
+                let tools = tools.elements().ok_or("expected an array in \"tools\"")?;
+                tools.into_iter().map(|tool| tool.text().to_string()).collect()
+            }
         };
         Ok(Example { messages, tools })
     }
