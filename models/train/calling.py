@@ -547,7 +547,7 @@ def chat(r: Rng, most: int = 3) -> Chat:
     for _ in range(r.choices((1, 2, 3), (55, 30, 15))[0]):
         x = r.random()
         f = r.choice(functions)
-        if x < 0.72:
+        if x < 0.62:
             use = f.ask(r)
             use = use._replace(user=corpus.casual(r, use.user)) if f.family not in ("message",) else use
             use = failed(r, use) if r.random() < 0.05 else use
@@ -557,7 +557,7 @@ def chat(r: Rng, most: int = 3) -> Chat:
             else:
                 messages += use_turns(f, use)
             continue
-        t = (without_fit(r, functions) if x < 0.80 else None) or plain_turn(r, functions)
+        t = (without_fit(r, functions) if x < 0.77 else None) or plain_turn(r, functions)
         messages += [{"role": "user", "content": corpus.casual(r, t.user)}, {"role": "assistant", "content": t.answer}]
     return Chat([f.spec for f in functions], messages)
 

@@ -1370,6 +1370,8 @@ def copy_doc(r: Rng) -> str:
     m = r.random()
     if m < 0.5:
         k, told, asked = about_user(r, r.choice(["name", "name", "dog", "cat", "friend"]))
+        if m < 0.06:                                        # told and asked at once
+            return chatml([("user", f"{told.user.rstrip('.')}. {asked.user}"), ("assistant", asked.answer)])
         turns = [told]
         if r.random() < 0.4:
             x = about_user(r)
