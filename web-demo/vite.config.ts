@@ -109,7 +109,7 @@ function fonts(): Plugin {
 /** With these headers the engine may use threads; without them it does with one. */
 const ISOLATED = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
 
-/** Writes the service worker with the list of all files of the build. */
+/** Writes the service worker with the list of the files of the build. */
 function offline(): Plugin {
   return {
     name: "offline",
@@ -117,8 +117,8 @@ function offline(): Plugin {
     async writeBundle({ dir = "dist" }) {
       const entries = await readdir(dir, { recursive: true, withFileTypes: true });
       const files = entries
-        // The others are not for the page itself.
-        .filter((entry) => entry.isFile() && !["sw.js", "preview.png", "licenses.md"].includes(entry.name))
+        // The others are not for the page itself; whoever installs it fetches an icon then.
+        .filter((entry) => entry.isFile() && !/\.png$|^sw\.js$|^licenses\.md$/.test(entry.name))
         .map((entry) => relative(dir, join(entry.parentPath, entry.name)).split(sep).join("/"))
         .sort();
       const version = createHash("sha256");

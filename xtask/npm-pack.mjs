@@ -6,10 +6,10 @@ import { gzipSync } from "node:zlib";
 const MUST = ["package.json", "README.md", "LICENSE-MIT", "LICENSE-APACHE", "dist/index.js", "dist/index.d.ts", "dist/worker.js", "dist/shohin_wasm_bg.wasm"];
 const MUST_NOT = [/\.rs$/, /^target\//, /^node_modules\//, /^test\//, /\.gguf$/, /\.log$/, /^src\//, /Cargo/];
 /** Limit on the packed size; the package does not contain the model. */
-const LIMIT = 2_830_000;
+const LIMIT = 2_890_000;
 
 /** Limit on the gzipped size of a module. */
-const MODULE_LIMIT = 516_000;
+const MODULE_LIMIT = 530_000;
 
 // Files of the other builds.
 MUST.push("dist/train.js", "dist/shohin_wasm_train_bg.wasm", "dist/webgpu.js", "dist/shohin_wasm_webgpu_bg.wasm", "dist/shohin_wasm_relaxed_bg.wasm");

@@ -297,7 +297,7 @@ impl PanelKernel for I8mm {
             let mut quad = a;
             for r in 0..REGS {
                 let (a, b) = (vreinterpretq_s32_s8(a[r]), vreinterpretq_s32_s8(b[r]));
-                let two = if s % 2 == 0 { vzip1q_s32(a, b) } else { vzip2q_s32(a, b) };
+                let two = if s.is_multiple_of(2) { vzip1q_s32(a, b) } else { vzip2q_s32(a, b) };
                 quad[r] = vreinterpretq_s8_s32(two);
             }
             quad

@@ -235,7 +235,7 @@ impl<const DOT: bool, const MM: bool> RunIsa<ROWS> for Runs<DOT, MM> {
         unsafe {
             let mut all = [vdupq_n_f32(0.0); P];
             let pairs = q.as_chunks::<2>().0.iter().zip(start.as_chunks::<2>().0);
-            if MM && P % 2 == 0 {
+            if MM && P.is_multiple_of(2) {
                 for (all, (q, start)) in all.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
                     let (halves, q) = halves(half, *q);
                     let n = products(w, halves, q, alternating(start[0], start[1]));
