@@ -52,14 +52,16 @@ pub(crate) struct BenchArgs {
     /// Numbers of replies that are generated at once, of as many tokens as the longest of --decode: the weights are read once for all
     #[arg(long, value_name = "N,N", value_delimiter = ',', allow_negative_numbers = true, value_parser = whole::<usize>)]
     batch: Vec<usize>,
-    /// Show instead where the time of the longest of --prefill and of --decode goes, by operation and block
+    /// Show where the time goes instead, by operation and block
+    ///
+    /// It is that of the longest of --prefill and of the longest of --decode.
     #[arg(long)]
     profile: bool,
     /// Write the profile as a flame graph (SVG)
     #[arg(long, value_name = "FILE", requires = "profile")]
     flame: Option<PathBuf>,
     /// Replace the file of --flame if it exists
-    #[arg(short, long)]
+    #[arg(short, long, hide_short_help = true)]
     force: bool,
     /// Tokens already in the context when decoding starts; they are assumed, not computed
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<usize>)]

@@ -1306,7 +1306,7 @@ fn damaged_folders_are_refused_by_name() {
             Box::new(replaced("\"merges\": [", "\"merges\": [7,")),
             "model.merges is 7",
         ),
-        ("qwen3", "model.safetensors", Box::new(|_| None), "cannot open"),
+        ("qwen3", "model.safetensors", Box::new(|_| None), "is a folder without weights"),
         ("qwen3", "model.safetensors", Box::new(|_| Some(vec![])), "not a valid safetensors file"),
         (
             "qwen3",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use shohin_core::chat::{self, ChatOptions, Message, Role};
 use shohin_core::cpu::{Cpu, CpuWeights, Isa};
-use shohin_core::gguf::Gguf;
+use shohin_core::gguf::{Gguf, Value};
 use shohin_core::tokenizer::Special;
 use shohin_core::{
     Activations, AttentionPattern, BonsaiModel, CpuOptions, Error, Format, KvFormat, Result, Sampler,
@@ -301,10 +301,11 @@ cases! {
         // A byte whose token is taken literally would decode to its spelling.
         let spelled = RawValue::array(5, 300, &4_i32.to_le_bytes().repeat(300));
         no_tokenizer(&file.clone().set(TYPES, spelled), &["unsupported"]);
-        for key in ["bos_token_id", "eos_token_id"] {
-            let key = format!("tokenizer.ggml.{key}");
+        for end in ["bos", "eos"] {
+            let (key, added) = (format!("tokenizer.ggml.{end}_token_id"), format!("tokenizer.ggml.add_{end}_token"));
             for id in [300, 1 << 31, u32::MAX] {
-                no_tokenizer(&file.clone().set(&key, RawValue::u32(id)), &["token"]);
+                let file = file.clone().set(&key, RawValue::u32(id));
+                no_tokenizer(&file.clone().set(&added, RawValue::of(Value::Bool(true))), &["token"]);
             }
             no_tokenizer(&file.clone().set(&key, RawValue::u64(1 << 32)), &["key_value"]);
         }
