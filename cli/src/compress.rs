@@ -163,8 +163,7 @@ impl Compression<'_> {
     /// The options of the file to write, without formats that are still to be chosen.
     fn options(&self) -> ConvertOptions {
         let args = self.args;
-        let mut options = ConvertOptions::new().rules(args.tensor.clone()).replace(args.force);
-        options = options.id42(args.layout.id42).id36(args.layout.id36);
+        let mut options = args.layout.writing(args.force).rules(args.tensor.clone());
         options.file_type = args.r#type;
         options
     }

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result {
             args.source.display()
         )));
     }
-    let mut options = ConvertOptions::new().replace(args.force).id42(args.layout.id42).id36(args.layout.id36);
+    let mut options = args.layout.writing(args.force);
     options.file_type = args.r#type;
     if let Some(found) = args.r#type.filter(|found| args.safetensors && found.float().is_none()) {
         return Err(CliError::usage(format_args!(
@@ -91,7 +91,7 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
 
 /// Writes the GGUF file of an adapter, or of such a file the folder.
 fn adapter(args: &ConvertArgs, base: &Path) -> Result {
-    let options = ConvertOptions::new().replace(args.force).id42(args.layout.id42).id36(args.layout.id36);
+    let options = args.layout.writing(args.force);
     let is_folder = args.source.is_dir();
     if !is_folder && is_gguf(&args.out) {
         return Err(CliError::usage(format_args!(
@@ -120,6 +120,38 @@ pub(crate) fn check_out(out: &Path) -> Result {
             "--out: expected the name of a file, found -, which would be standard output",
         )),
         false => Ok(()),
+    }
+}
+
+/// What commands that change a model write.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ChangedArgs {
+    /// Format of matrices; unless set, each keeps its own
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) r#type: Option<FileType>,
+    /// What to write: a GGUF file by its extension, else a Hugging Face folder
+    #[arg(short, long, value_name = "OUT")]
+    pub(crate) out: PathBuf,
+    /// Replace what exists; without this, it is an error (exit code 2)
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) layout: LayoutArgs,
+}
+
+impl ChangedArgs {
+    /// Refuses what exists, as [`check_new`] does.
+    pub(crate) fn check(&self) -> Result {
+        check_new(&self.out, self.force)
+    }
+
+    pub(crate) fn options(&self) -> ConvertOptions {
+        let mut options = self.layout.writing(self.force);
+        options.file_type = self.r#type;
+        options
     }
 }
 

@@ -9,8 +9,7 @@ use crate::terminal::{self, bytes};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use shohin::convert::{
-    ConvertOptions, Converted, ConvertedTensor, FileType, Merge, MergeMethod, ModelMerge, TensorRule, merge,
-    merge_models,
+    Converted, ConvertedTensor, FileType, Merge, MergeMethod, ModelMerge, TensorRule, merge, merge_models,
 };
 use shohin::core::tokenizer::Special;
 use shohin::{Builder, Model};
@@ -173,8 +172,7 @@ pub(crate) fn run(args: &MergeArgs) -> Result {
             }
         }
     }
-    let mut options = ConvertOptions::new().rules(args.tensor.clone()).replace(args.force);
-    options = options.id42(args.layout.id42).id36(args.layout.id36).requantize(args.requantize);
+    let mut options = args.layout.writing(args.force).rules(args.tensor.clone()).requantize(args.requantize);
     options.file_type = args.r#type;
     let done = match &how {
         Some(how) => {

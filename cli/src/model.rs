@@ -5,7 +5,7 @@ use crate::error::{CliError, Result};
 use crate::terminal;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use shohin::convert::Id36;
+use shohin::convert::{ConvertOptions, Id36};
 use shohin::core::Tokenizer;
 use shohin::core::chat::Style;
 use shohin::core::generate::Detokenizer;
@@ -65,6 +65,13 @@ pub(crate) struct LayoutArgs {
     /// Layout of tensors of type 36 (I2_S), which no file says: the block's weights; 64 in files that were made on ARM
     #[arg(long, value_name = "LAYOUT", default_value = "auto", value_parser = id36s(), help_heading = RARE, hide_short_help = true)]
     pub(crate) id36: Id36,
+}
+
+impl LayoutArgs {
+    /// The options of a command that writes another file of a model.
+    pub(crate) fn writing(&self, replace: bool) -> ConvertOptions {
+        ConvertOptions::new().replace(replace).id42(self.id42).id36(self.id36)
+    }
 }
 
 /// How the engine computes.

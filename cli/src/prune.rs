@@ -1,15 +1,14 @@
 //! `shohin prune`: models with fewer weights.
 
-use crate::convert::{check_new, tensor_json, with_progress};
+use crate::convert::{ChangedArgs, tensor_json, with_progress};
 use crate::error::{CliError, Result};
 use crate::input::{place, read_text};
 use crate::merge::measure;
-use crate::model::LayoutArgs;
 use crate::progress::progress;
 use crate::terminal::{self, bytes};
 use clap::{ArgGroup, Args, ValueEnum};
 use serde_json::json;
-use shohin::convert::{ConvertOptions, Converted, FileType, PruneMethod, PruneOptions, Structure, prune};
+use shohin::convert::{ConvertOptions, Converted, PruneMethod, PruneOptions, Structure, prune};
 use shohin::train::{Corpus, Loss, TrainOptions, Training, gradients};
 use shohin::{Builder, Model};
 use std::collections::BTreeMap;
@@ -45,20 +44,8 @@ pub(crate) struct PruneArgs {
     text: Option<PathBuf>,
     #[command(flatten)]
     recovery: RecoveryArgs,
-    /// Format of matrices; unless set, each keeps its own
-    #[arg(long, value_name = "TYPE")]
-    r#type: Option<FileType>,
-    /// What to write: a GGUF file by its extension, else a Hugging Face folder
-    #[arg(short, long, value_name = "OUT")]
-    out: PathBuf,
-    /// Replace what exists; without this, it is an error (exit code 2)
-    #[arg(short, long)]
-    force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    layout: LayoutArgs,
+    changed: ChangedArgs,
 }
 
 /// What is pruned.
@@ -223,8 +210,8 @@ impl RecoveryArgs {
 }
 
 pub(crate) fn run(args: &PruneArgs) -> Result {
-    check_new(&args.out, args.force)?;
-    let builder = Model::builder().cpu().id42(args.layout.id42);
+    args.changed.check()?;
+    let builder = Model::builder().cpu().id42(args.changed.layout.id42);
     let text = args.text.as_ref().map(|path| Ok((place(path), read_text(path)?)));
     let text: Option<(String, String)> = text.transpose().map_err(|error: CliError| error)?;
     let how = args.how.of_model(
@@ -242,28 +229,27 @@ pub(crate) fn run(args: &PruneArgs) -> Result {
         Ok(())
     };
     measured("before", &args.model)?;
-    let options = ConvertOptions::new().replace(args.force).id42(args.layout.id42);
-    let mut written = options.clone();
-    written.file_type = args.r#type;
+    let written = args.changed.options();
+    let options = args.changed.layout.writing(args.changed.force);
     let done = match &args.recovery.recover {
         None => {
-            let done = pruned(&args.model, &args.out, &how, &written)?;
-            measured("after", &args.out)?;
+            let done = pruned(&args.model, &args.changed.out, &how, &written)?;
+            measured("after", &args.changed.out)?;
             done
         }
         Some(path) => {
-            let folder = beside(&args.out)?;
+            let folder = beside(&args.changed.out)?;
             let (small, better) = (folder.path().join("pruned.gguf"), folder.path().join("recovered.gguf"));
             let mut done = pruned(&args.model, &small, &how, &options)?;
             measured("after", &small)?;
             args.recovery.recover(&builder, &args.model, &small, &read_text(path)?, &better)?;
-            done.0 = with_progress(|progress| match args.out.extension() {
+            done.0 = with_progress(|progress| match args.changed.out.extension() {
                 Some(extension) if extension.eq_ignore_ascii_case("gguf") => {
-                    shohin::convert::convert(&better, &args.out, &written, progress)
+                    shohin::convert::convert(&better, &args.changed.out, &written, progress)
                 }
-                _ => shohin::convert::convert_to_folder(&better, &args.out, &written, progress),
+                _ => shohin::convert::convert_to_folder(&better, &args.changed.out, &written, progress),
             })?;
-            measured("recovered", &args.out)?;
+            measured("recovered", &args.changed.out)?;
             done
         }
     };
@@ -295,7 +281,7 @@ fn report(args: &PruneArgs, (converted, zeros): &Done, perplexity: &[(&str, f64)
     let share = |[zeros, all]: [u64; 2]| zeros as f64 / all.max(1) as f64;
     let whole = zeros.values().fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]]);
     let mut out = io::stdout().lock();
-    if args.json {
+    if args.changed.json {
         let tensors = converted.tensors.iter().map(|tensor| {
             let mut object = tensor_json(tensor);
             object["sparsity"] = json!(zeros.get(&tensor.name).map(|of| share(*of)));
@@ -323,7 +309,7 @@ fn report(args: &PruneArgs, (converted, zeros): &Done, perplexity: &[(&str, f64)
         writeln!(out, "\n  {:.2} % of {} weights are 0.", 100.0 * share(whole), whole[1])?;
     }
     let was = before.map_or_else(String::new, |before| format!(", before {}", bytes(before)));
-    writeln!(out, "  {}: {}{was}", args.out.display(), bytes(converted.bytes))?;
+    writeln!(out, "  {}: {}{was}", args.changed.out.display(), bytes(converted.bytes))?;
     for (name, perplexity) in perplexity {
         let text = args.text.as_deref().map_or_else(String::new, place);
         writeln!(out, "  Perplexity of {text}, {name}: {perplexity:.4}")?;

@@ -6,7 +6,7 @@ use crate::model::LayoutArgs;
 use crate::terminal::{self, bytes};
 use clap::Args;
 use serde_json::json;
-use shohin::convert::{ConvertOptions, FileType, Importance, TensorRule};
+use shohin::convert::{FileType, Importance, TensorRule};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -63,8 +63,7 @@ pub(crate) struct QuantizeArgs {
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result {
-    let options = ConvertOptions::new().file_type(args.r#type).rules(args.tensor.clone());
-    let options = options.replace(args.force).id42(args.layout.id42).id36(args.layout.id36);
+    let options = args.layout.writing(args.force).file_type(args.r#type).rules(args.tensor.clone());
     let options = match &args.importance {
         Some(path) => options.importance(Importance::read(path).map_err(of_options)?),
         None => options,

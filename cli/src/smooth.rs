@@ -1,13 +1,12 @@
 //! `shohin smooth`: ranges of activations moved into weights.
 
-use crate::convert::{check_new, of_options, with_progress};
+use crate::convert::{ChangedArgs, of_options, with_progress};
 use crate::error::{CliError, Result};
-use crate::model::LayoutArgs;
 use crate::terminal::{self, bytes};
 use clap::Args;
 use serde_json::json;
 use shohin::Model;
-use shohin::convert::{Calibration, ConvertOptions, FileType, SmoothOptions, Smoothed, smooth};
+use shohin::convert::{Calibration, FileType, SmoothOptions, Smoothed, smooth};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -39,24 +38,12 @@ pub(crate) struct SmoothArgs {
     /// The format of weights that --search is for; activations have 8 bits
     #[arg(long = "for", value_name = "TYPE", default_value = "q8_0", requires = "search")]
     format: FileType,
-    /// Format of matrices; unless set, each keeps its own
-    #[arg(long, value_name = "TYPE")]
-    r#type: Option<FileType>,
-    /// What to write: a GGUF file by its extension, else a Hugging Face folder
-    #[arg(short, long, value_name = "OUT")]
-    out: PathBuf,
-    /// Replace what exists; without this, it is an error (exit code 2)
-    #[arg(short, long)]
-    force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    layout: LayoutArgs,
+    changed: ChangedArgs,
 }
 
 pub(crate) fn run(args: &SmoothArgs) -> Result {
-    check_new(&args.out, args.force)?;
+    args.changed.check()?;
     let how = SmoothOptions::new(args.alpha);
     let how = match (args.search, args.format) {
         (false, _) => how,
@@ -68,7 +55,7 @@ pub(crate) fn run(args: &SmoothArgs) -> Result {
         }
     };
     let calibration = Calibration::read(&args.stats).map_err(of_options)?;
-    let model = Model::builder().cpu().id42(args.layout.id42).inspect_only().load(&args.model)?;
+    let model = Model::builder().cpu().id42(args.changed.layout.id42).inspect_only().load(&args.model)?;
     if calibration.model != model.calibration().model {
         return Err(CliError::new(format_args!(
             "{}: is a calibration of another model than {}",
@@ -77,17 +64,16 @@ pub(crate) fn run(args: &SmoothArgs) -> Result {
         )));
     }
     drop(model);
-    let mut options = ConvertOptions::new().replace(args.force).id42(args.layout.id42);
-    options.file_type = args.r#type;
+    let options = args.changed.options();
     let mut groups = Vec::new();
     let converted = with_progress(|progress| {
-        let done = smooth(&args.model, &args.out, &calibration, &how, &options, progress)?;
+        let done = smooth(&args.model, &args.changed.out, &calibration, &how, &options, progress)?;
         let Smoothed { converted, groups: found, .. } = done;
         groups = found;
         Ok(converted)
     })?;
     let mut out = io::stdout().lock();
-    if args.json {
+    if args.changed.json {
         let groups = groups.iter().map(|group| {
             json!({"from": group.from, "to": group.to, "alpha": group.alpha, "outlier": group.outlier})
         });
@@ -107,6 +93,6 @@ pub(crate) fn run(args: &SmoothArgs) -> Result {
     let rows: Vec<_> = [head].into_iter().chain(rows).collect();
     terminal::table(&mut out, &rows, &[false, true, true, true])?;
     writeln!(out, "\n  The largest value of a channel, times the mean of all channels.")?;
-    writeln!(out, "  {}: {}", args.out.display(), bytes(converted.bytes))?;
+    writeln!(out, "  {}: {}", args.changed.out.display(), bytes(converted.bytes))?;
     Ok(())
 }

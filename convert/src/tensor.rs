@@ -114,19 +114,9 @@ fn stored_tensor<'f>(gguf: &Gguf<'f>, info: &TensorInfo<'f>) -> Result<Tensor<'f
     let data = gguf.data(info);
     let each = data.len() / count as usize;
     let matrices = (0..count as usize).map(|i| Weights::Stored(format, &data[i * each..][..each]));
-    Ok(Tensor {
-        name: info.name().into(),
-        rows: (rows * count) as usize,
-        cols: cols as usize,
-        vector: info.dims().len() == 1 || names::is_convolution(info.name()),
-        matrices: matrices.collect(),
-        order: Order::Same,
-        columns: Order::Same,
-        shared: None,
-        deltas: Vec::new(),
-        new: None,
-        importance: None,
-    })
+    let vector = info.dims().len() == 1 || names::is_convolution(info.name());
+    let shape = [(rows * count) as usize, cols as usize];
+    Ok(Tensor::with(info.name().into(), shape, vector, matrices.collect()))
 }
 
 /// The modules whose tensors are `stored`.
@@ -199,21 +189,8 @@ pub(crate) fn of_modules<'f>(
         let Module { rows, cols, vector, weights, factor, .. } = module;
         let factor = factor.map(|factor| Tensor::factor(&name, factor));
         let (order, columns) = orders(order, &name, [rows, cols], &config.head_counts(), Direction::ToGguf)?;
-        let matrices = vec![weights.changed(values, Direction::ToGguf, rows * cols)?];
-        let deltas = Vec::new();
-        all.push(Tensor {
-            name,
-            rows,
-            cols,
-            vector,
-            matrices,
-            order,
-            columns,
-            shared: None,
-            deltas,
-            new: None,
-            importance: None,
-        });
+        let weights = weights.changed(values, Direction::ToGguf, rows * cols)?;
+        all.push(Tensor { order, columns, ..Tensor::of(name, [rows, cols], vector, weights) });
         all.extend(factor);
     }
     for (name, experts) in experts {
@@ -257,21 +234,7 @@ fn stacked<'f>(
         return Err(ConvertError::tensor(&name, problem));
     }
     let [_, cols] = shape.unwrap_or_default();
-    let (order, columns) = (Order::Same, Order::Same);
-    let deltas = Vec::new();
-    Ok(Tensor {
-        name,
-        rows,
-        cols,
-        vector: false,
-        matrices,
-        order,
-        columns,
-        shared: None,
-        deltas,
-        new: None,
-        importance: None,
-    })
+    Ok(Tensor::with(name, [rows, cols], false, matrices))
 }
 
 /// The tensors of a GGUF file under the names of a folder, in its order.
@@ -346,18 +309,21 @@ impl<'f> Weights<'f> {
 impl<'f> Tensor<'f> {
     /// One matrix or vector, as the source has it.
     fn of(name: String, [rows, cols]: [usize; 2], vector: bool, weights: Weights<'f>) -> Self {
-        let (order, columns) = (Order::Same, Order::Same);
-        let (matrices, deltas) = (vec![weights], Vec::new());
+        Tensor::with(name, [rows, cols], vector, vec![weights])
+    }
+
+    /// Matrices one below the other, as the source has them.
+    fn with(name: String, [rows, cols]: [usize; 2], vector: bool, matrices: Vec<Weights<'f>>) -> Self {
         Tensor {
             name,
             rows,
             cols,
             vector,
             matrices,
-            order,
-            columns,
+            order: Order::Same,
+            columns: Order::Same,
             shared: None,
-            deltas,
+            deltas: Vec::new(),
             new: None,
             importance: None,
         }
@@ -494,19 +460,9 @@ impl<'f> Tensor<'f> {
             return self.clone();
         }
         let rows = rows.map_or_else(|| (0..self.rows).collect(), <[usize]>::to_vec);
-        Tensor {
-            name: self.name.clone(),
-            rows: rows.len(),
-            cols: cols.map_or(self.cols, <[usize]>::len),
-            vector: self.vector,
-            matrices: vec![Weights::Picked(Box::new(self.clone()), rows, cols.map(<[usize]>::to_vec))],
-            order: Order::Same,
-            columns: Order::Same,
-            shared: None,
-            deltas: Vec::new(),
-            new: None,
-            importance: None,
-        }
+        let shape = [rows.len(), cols.map_or(self.cols, <[usize]>::len)];
+        let weights = Weights::Picked(Box::new(self.clone()), rows, cols.map(<[usize]>::to_vec));
+        Tensor::of(self.name.clone(), shape, self.vector, weights)
     }
 
     /// All weights, `(rows, cols)`, in the order that is written.
