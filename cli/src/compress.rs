@@ -77,11 +77,10 @@ pub(crate) struct CompressArgs {
 }
 
 fn format_named(name: &str) -> std::result::Result<Format, String> {
-    let found = Format::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
-    found.ok_or_else(|| {
-        let names: Vec<_> = Format::ALL.iter().map(|format| format.name().to_lowercase()).collect();
-        format!("expected one of {}", names.join(", "))
-    })
+    match name.parse()? {
+        FileType::All(format) => Ok(format),
+        mixed => Err(format!("expected a single format, found {mixed}")),
+    }
 }
 
 /// A model on the way.
@@ -198,7 +197,7 @@ impl Compression<'_> {
     fn pruned(&mut self, how: &PruneOptions, folder: &Path) -> Result<PathBuf> {
         let args = self.args;
         let small = folder.join("pruned.gguf");
-        pruned(&args.model, &small, how, &ConvertOptions::new().id42(args.layout.id42))?;
+        pruned(&args.model, &small, how, &args.layout.writing(false))?;
         self.step("pruned", &small)?;
         let Some(path) = &args.recovery.recover else { return Ok(small) };
         let better = folder.join("recovered.gguf");

@@ -48,7 +48,7 @@ fn with_defaults(command: Command, matches: &ArgMatches) -> Result<Option<Comman
             all.push(other);
         }
     }
-    let mut with = sub.clone();
+    let (mut with, mut changed) = (sub.clone(), false);
     for Given { id, values, from } in all {
         let Some(arg) = sub.get_arguments().find(|arg| arg.get_id() == id.as_str()) else { continue };
         check(&sub, arg, &values, &from)?;
@@ -63,10 +63,11 @@ fn with_defaults(command: Command, matches: &ArgMatches) -> Result<Option<Comman
             .any(|other| is_typed(other.get_id().as_str()) && (excludes(arg, other) || excludes(other, arg)));
         if !is_typed(&id) && !excluded {
             with = with.mut_arg(id, |arg| arg.default_values(values));
+            changed = true;
         }
     }
     let name = name.to_owned();
-    Ok(Some(command.mut_subcommand(name, |_| with)))
+    Ok(changed.then(|| command.mut_subcommand(name, |_| with)))
 }
 
 /// What the environment says.

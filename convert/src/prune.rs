@@ -71,7 +71,8 @@ pub(crate) fn with_plan<T>(
     let opened = Opened::open(source)?;
     let gguf = opened.gguf(options)?;
     if how.removes() {
-        let plan = opened.plan(gguf.as_ref(), &ConvertOptions::new().id42(options.id42))?;
+        let plan =
+            opened.plan(gguf.as_ref(), &ConvertOptions::new().id42(options.id42).id36(options.id36))?;
         let (tensors, values) = parts::removed(&plan, how).map_err(|error| error.at(source))?;
         return Ok((then(&plan.reshaped(tensors, &values, options)?)?, BTreeMap::new()));
     }

@@ -39,6 +39,8 @@ pub(crate) struct State {
     tops: Vec<Vec<shohin_logprob>>,
     logprobs: Vec<shohin_token_logprob>,
     collector: ChunkCollector,
+    /// Whether the reply has some.
+    measured: bool,
     /// How the last reply ended.
     pub(crate) finish: Option<Finish>,
     /// The answer to a request that the reply is for.
@@ -79,6 +81,7 @@ impl State {
             tops: Vec::new(),
             logprobs: Vec::new(),
             collector: ChunkCollector::default(),
+            measured: false,
             finish: None,
             answer: None,
             model,
@@ -107,6 +110,7 @@ impl State {
         let chat = unsafe { self.chat.as_mut() };
         self.interrupted.store(false, Ordering::Relaxed);
         self.collector = ChunkCollector::default();
+        self.measured = false;
         self.finish = None;
         self.reply = Some(start(chat)?);
         Ok(shohin_code::SHOHIN_OK)
@@ -213,6 +217,10 @@ impl State {
 
     /// Keeps the log-probabilities of a piece for C.
     fn show_logprobs(&mut self, piece: &Piece) {
+        self.measured |= piece.logprob.is_some();
+        if !self.measured {
+            return self.logprobs.clear();
+        }
         let mut chunk = Chunk::default();
         self.collect(piece, &mut chunk);
         let pair = |of: &Logprob| shohin_logprob { token: of.token, logprob: of.logprob };

@@ -16,9 +16,8 @@ type OnDownload<'f> = dyn FnMut(&str, u64, u64) -> ControlFlow<()> + 'f;
 /// The path of a model, which is downloaded if it is the name of one of the Hub and there is no such file.
 #[cfg(feature = "hub")]
 pub(crate) fn located(name: &str, on_download: &mut OnDownload<'_>) -> Result<PathBuf> {
-    use shohin::hub::{Hub, HubModel, published};
-    let is_published = || published().iter().any(|model| model.name.eq_ignore_ascii_case(name));
-    if Path::new(name).exists() || !(name.starts_with("hf:") || is_published()) {
+    use shohin::hub::{Hub, HubModel};
+    if Path::new(name).exists() || !HubModel::is_named_by(name) {
         return Ok(name.into());
     }
     let (hub, model) = (Hub::from_env()?, name.parse::<HubModel>()?);

@@ -62,18 +62,6 @@ impl Profile {
         };
         self.operations.iter().enumerate().filter_map(of).collect()
     }
-
-    /// One line for each operation, as flame graphs are made of: `model;block 3;attention 1234`, in microseconds.
-    pub fn folded(&self, model: &str) -> Vec<String> {
-        let line = |operation: &ProfiledOperation| {
-            let block = operation.block.map_or_else(String::new, |block| format!("block {block:02};"));
-            // Semicolons separate levels.
-            let clean = |name: &str| name.replace(';', ",");
-            let micros = (operation.seconds * 1e6).round();
-            format!("{};{block}{} {micros}", clean(model), clean(&operation.name))
-        };
-        self.operations.iter().map(line).collect()
-    }
 }
 
 const ROUTER: &str = "depth router";
@@ -210,8 +198,6 @@ mod tests {
         let head = profile.operations.last().unwrap();
         assert_eq!((head.name.as_str(), head.block, head.calls, head.rows), ("head", None, 4, 4));
         assert!(profile.depths().is_empty());
-        let folded = profile.folded("a;b");
-        assert!(folded.iter().any(|line| line.starts_with("a,b;block 01;attn_q + attn_k + attn_v ")));
         assert!(model.profile(&tokens, 24, 4).is_err() && model.profile(&tokens, 0, 0).is_err());
     }
 
